@@ -1,7 +1,8 @@
 """Positions of tokens, and all position encodings.
 
-`positions` holds `Positions`, `base` the base class of encodings, `encodings` a file for each encoding, and `registry`
-finds them by name. `angles` computes exact cosines and sines, `scaling` the scaled frequencies.
+`positions` defines `Positions`, and `base` defines the base class of encodings. `encodings` has a file for each
+encoding, and `registry` finds encodings by name. `angles` computes exact cosines and sines. `scaling` computes scaled
+frequencies.
 """
 
 import lazy_loader

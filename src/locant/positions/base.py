@@ -1,8 +1,8 @@
 """`PositionEncoding`: the four methods through which word order enters a transformer.
 
 ``embed`` adds to the token embeddings, ``rotate`` rotates queries and keys, ``bias`` adds to the attention scores, and
-``unrotate`` rotates the output of attention back if values were rotated. Each does nothing unless an encoding
-overrides it, so the base class itself is NoPE: no position encoding at all (Kazemnejad et al. 2023,
+``unrotate`` rotates the output of attention back if values were rotated. A method does nothing unless an encoding
+overrides it. So the base class itself is NoPE, an encoding without positions (Kazemnejad et al. 2023,
 https://arxiv.org/abs/2305.19466).
 """
 
@@ -97,7 +97,8 @@ class PositionEncoding(nn.Module):
         y = attend(q, k, v, encoding=encoding, positions=positions)
         y = encoding.unrotate(y, positions)                  # if values are rotated like keys
 
-    Positions are optional if they can only be 0, 1, 2, ...: two tokens or more, and equally many queries and keys.
+    Positions are optional if they can only be 0, 1, 2, ..., with two tokens or more and equal numbers of queries and
+    keys.
 
     .. math:: b_{ij} = 0
 
@@ -127,7 +128,7 @@ class PositionEncoding(nn.Module):
         used_by="some layers of Llama 4, SmolLM3, Cohere Command",
         paper="Kazemnejad 2023, arXiv 2305.19466",
     )
-    """Subclasses do not inherit it. A subclass that defines none has an empty one."""
+    """Subclasses do not inherit it. If a subclass does not define `info`, it is empty."""
     needs_all_keys: ClassVar[bool] = False
     """Whether the bias of a query and a key depends on the keys between them.
 
@@ -136,7 +137,7 @@ class PositionEncoding(nn.Module):
     """
 
     _score_bias: ClassVar[Callable[..., ScoreBias | None] | None] = None
-    """The `score_bias` that an author wrote last. ``super().bias()`` uses it inside an override of `bias`."""
+    """The last override of `score_bias`. ``super().bias()`` uses it inside an override of `bias`."""
 
     num_axes: int = 1
     """The number of indices that the encoding uses for each token. With several, callers must pass positions."""
@@ -161,7 +162,7 @@ class PositionEncoding(nn.Module):
             raise LocantError(f"got {cls.__name__} with both score_bias and bias", "define one: the other follows")
         if cls.score_bias is not PositionEncoding.score_bias:
             cls._score_bias = cls.score_bias
-        # The methods that follow are not those of a class above, which belong to its own bias.
+        # The other methods follow from this bias. Inherited overrides belong to the bias of a parent class.
         if "score_bias" in written:
             cls.bias, cls.score_mod = PositionEncoding.bias, PositionEncoding.score_mod
         elif written & {"bias", "score_mod"}:
@@ -170,10 +171,10 @@ class PositionEncoding(nn.Module):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias | None:
-        """Return the bias that attention adds to the scaled scores, as a value for every backend, or ``None``.
+        """Return the bias that attention adds to the scaled scores, or ``None``. Every backend can use the value.
 
-        A subclass overrides either this method, from which `bias` and `score_mod` follow, or `bias`, which this method
-        wraps in a `Written` value.
+        A subclass overrides either this method or `bias`. If it overrides this method, `bias` and `score_mod` follow
+        from it. If it overrides `bias`, this method wraps that `bias` in a `Written` value.
 
         Args:
             q, k: queries and keys.
@@ -215,7 +216,7 @@ class PositionEncoding(nn.Module):
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
         """Build this encoding for a model of these sizes. `options` go to the constructor.
 
-        Override it if the constructor requires anything that is not a size in `ModelShape`.
+        Override this method if the constructor requires anything that is not a size in `ModelShape`.
         """
         sizes: dict[str, Any] = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
         if "num_heads" in sizes and "bias" not in cls.methods():  # a rotation counts the heads of the keys
@@ -227,7 +228,7 @@ class PositionEncoding(nn.Module):
         return build(cls, sizes)
 
     def forward(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
-        """Return `embed` at these positions (default: 0, 1, 2, ...), for encodings that override only `embed`.
+        """Call `embed` with these positions (default: 0, 1, 2, ...). The encoding must not override other methods.
 
         >>> from locant import Sinusoidal
         >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]
@@ -244,7 +245,7 @@ class PositionEncoding(nn.Module):
         return self.embed(x, positions_or_default(positions, x.shape[1], x.device))
 
     def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:
-        """Return the token embeddings with position added."""
+        """Add the positions to the token embeddings."""
         return x
 
     def rotate(
@@ -279,7 +280,7 @@ class PositionEncoding(nn.Module):
         return None if value is None else value.dense()
 
     def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
-        """Rotate the output of attention over rotated values back, by the positions of its queries.
+        """Undo the rotation of values in the output of attention, by the positions of the queries.
 
         Rotated values are the rotated keys themselves (DeepSeek-V4), or values with the same rotation as the keys (GTA,
         Miyato et al. 2023, arXiv 2310.10375). After `unrotate`, a key's contribution depends on its distance from the
@@ -321,7 +322,7 @@ class PositionEncoding(nn.Module):
     ) -> ScoreMod | None:
         """Return the bias as a function for FlexAttention, or ``None`` if that function would need the matrix.
 
-        It follows from `score_bias`. Beside a `bias` of its own, a class may override it.
+        It follows from `score_bias`. A class that overrides `bias` may also override this method.
         """
         if _overrides_bias(self) and not _overrides_score_mod(self):
             return None
@@ -331,7 +332,7 @@ class PositionEncoding(nn.Module):
     def _bias_value(
         self, caller: str, q: Queries, k: Keys | None, positions: OptionalPositions, k_positions: OptionalPositions
     ) -> ScoreBias | None:
-        """Return the value of the `score_bias` that an author wrote, or ``None`` if there is none."""
+        """Return the value of the last override of `score_bias`, or ``None`` if no class overrides it."""
         if k is None:
             remedy = _matrix_call(self, q) or f"encoding.{caller}(q, k, positions)"
             raise LocantError(f"got {caller}({short_repr(q)}) without keys, expected queries and keys", remedy)
@@ -360,7 +361,7 @@ class PositionEncoding(nn.Module):
 
 
 def _matrix_call(encoding: PositionEncoding, size: object) -> str | None:
-    """Return the `matrix` call that a user meant who passed a number instead of queries, or ``None``."""
+    """Return the `matrix` call to suggest if a user passed a number instead of queries, or ``None``."""
     has_matrix = type(encoding).matrix is not PositionEncoding.matrix
     return f"encoding.matrix({size})" if has_matrix and isinstance(size, int) else None
 
@@ -378,7 +379,7 @@ def reads_hidden_states(encoding: PositionEncoding) -> bool:
 def effective_score_bias(
     encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
 ) -> ScoreBias | None:
-    """Return `PositionEncoding.score_bias`, which wraps a `bias` that was put on the class or on this object later.
+    """Return the score bias. It wraps a `bias` that was set on the class or on this object later.
 
     ``register_fsdp_forward_method`` of FSDP replaces `bias` on the object, to gather parameters.
     """
@@ -388,18 +389,18 @@ def effective_score_bias(
 
 
 def _overrides_bias(encoding: PositionEncoding) -> bool:
-    """Return whether an author wrote `bias` for this object or its class, after any `score_bias`."""
+    """Return whether this object or its class overrides `bias`, after any override of `score_bias`."""
     return "bias" in vars(encoding) or type(encoding).bias is not PositionEncoding.bias
 
 
 def _overrides_score_mod(encoding: PositionEncoding) -> bool:
-    """Return whether an author wrote a `score_mod` for the `bias` of this object, in the same class or a subclass."""
+    """Return whether `score_mod` is overridden for the `bias` of this object, in the same class or a subclass."""
     attributes = vars(encoding)
     return "score_mod" in attributes if "bias" in attributes else class_overrides_score_mod(type(encoding))
 
 
 def class_overrides_score_mod(kind: type[PositionEncoding]) -> bool:
-    """Return whether the class, or a class above up to the one that wrote `bias`, wrote `score_mod`."""
+    """Return whether the class overrides `score_mod`. Parent classes count up to the one that defines `bias`."""
     default = PositionEncoding.score_mod
     for each in kind.__mro__:
         if vars(each).get("score_mod", default) is not default:
@@ -415,7 +416,7 @@ class_overrides_score_mod._dynamo_marked_constant = True  # type: ignore[attr-de
 def resolve_positions(
     owner: PositionEncoding | None, q: Tensor, k: Tensor, positions: OptionalPositions, k_positions: OptionalPositions
 ) -> tuple[Positions, Positions]:
-    """Return the positions of queries and keys. Keys have those of queries by default."""
+    """Return the positions of queries and keys. By default, keys have the positions of the queries."""
     if positions is None:
         if k_positions is not None:
             got = "got k_positions without positions, so the positions of the queries are unknown"
@@ -430,7 +431,7 @@ def resolve_positions(
 def require_tokens(
     owner: object, q: Tensor, k: Tensor, positions: Positions, keys: Positions, head_dim: int | None = None
 ) -> None:
-    """Raise unless the shapes of queries, keys and positions match and, if given, the width is `head_dim`."""
+    """Raise unless the shapes of queries, keys and positions match. If `head_dim` is given, it must be the width."""
     for name, x, tokens in (("q", q, positions), ("k", k, keys)):
         require_heads(name, x, tokens, head_dim)
         tokens.require_single_axis(type(owner).__name__)
@@ -463,7 +464,7 @@ def width_remedy(owner: PositionEncoding, d_model: int) -> str:
 def require_heads(
     name: str, x: Any, positions: OptionalPositions, head_dim: int | None = None, axes: int = 1
 ) -> Positions:
-    """Return the positions of queries or keys. Raise unless the shapes match and, if given, the width of a head."""
+    """Return the positions of queries or keys. Raise unless the shapes match and `head_dim`, if given, is the width."""
     _require_shape(name, x, head_dim)
     positions = positions_or_default(positions, x.shape[2], x.device, axes=axes)
     require_positions(positions)
@@ -482,7 +483,7 @@ def _require_shape(name: str, x: Any, head_dim: int | None = None) -> None:
 def bias_matrix(
     encoding: PositionEncoding, num_heads: int, query_len: int, key_len: int | None
 ) -> Float[Tensor, "heads query key"]:
-    """Return `PositionEncoding.matrix` of a bias that depends on positions alone."""
+    """Return the matrix of a bias that depends on positions alone, for `PositionEncoding.matrix`."""
     query_len = whole("query_len", query_len, 0, remedy="pass a number of queries")
     key_len = query_len if key_len is None else whole("key_len", key_len, query_len, remedy="pass query_len or more")
     device = next(encoding.parameters(), torch.empty(0)).device

@@ -1,6 +1,6 @@
 """Conversion between `Positions` and the batches of trainers: ids, documents and padding, as `transformers` reads them.
 
-If a batch describes documents twice and the two disagree, documents leak into each other. Here that raises an error.
+If a batch describes its documents in two ways that disagree, documents leak into each other. Here this raises an error.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def has_restarts(text: Int[Tensor, "batch seq"], document: Int[Tensor, "batch se
 
 
 def split_position_ids(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:
-    """Return the ids of text, which show the documents, and the index of every axis, from ``position_ids``."""
+    """Split ``position_ids`` into the ids of text, which show the documents, and the index of every axis."""
     ids = to_int64("position_ids", ids)
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim == 3 and len(ids) in (3, 4):
@@ -112,7 +112,7 @@ def split_position_ids(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:
 
 
 def documents_of_ids(ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """Return the documents that `transformers` finds in ids. It ends one when an id is not the previous id plus one."""
+    """Return the documents that `transformers` finds in ids. A document ends unless the next id is one more."""
     return _count_begins(ids.diff(dim=1) != 1)
 
 
@@ -143,7 +143,7 @@ def document_positions(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch
 
 
 def _count_begins(begins: Bool[Tensor, "batch rest"]) -> Int[Tensor, "batch seq"]:
-    """Return the number of begins up to each token, without the first token of a row."""
+    """Return the number of begins up to each token. The first token of a row does not count."""
     return torch.nn.functional.pad(begins.long().cumsum(dim=1), (1, 0))
 
 

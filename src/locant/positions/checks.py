@@ -19,7 +19,7 @@ AXES = "(batch, seq) or (batch, seq, axes)"
 
 
 def token_count(name: str, value: Any, remedy: str = "pass a length in tokens") -> int:
-    """Return a checked number of tokens or rows. A graph has no upper limit, which would become a guard."""
+    """Return a checked number of tokens or rows. A graph has no upper limit, because a limit would become a guard."""
     return whole(name, value, 0, None if torch.compiler.is_compiling() else MAX_INT32 + 1, remedy=remedy)
 
 
@@ -30,7 +30,7 @@ def check_max_index(value: Any) -> int | None:
 
 
 def to_device(value: Any) -> torch.device | None:
-    """Return the device of this name."""
+    """Convert the name of a device to a device."""
     if value is None or isinstance(value, torch.device):
         return value
     try:
@@ -84,7 +84,7 @@ def to_int64(name: str, value: object, device: torch.device | str | None = None)
 
 
 def to_index(value: object) -> Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]:
-    """Return an index in new memory, because the caller may later write into its tensor. A single axis is dropped."""
+    """Return an index in new memory, because the caller may later write into the tensor. Drop a single axis."""
     index = to_int64("index", value).clone()
     index = index[None] if index.ndim == 1 else index
     if index.ndim not in (2, 3):
@@ -101,7 +101,7 @@ def to_lengths(name: str, value: object, device: torch.device | None) -> Int[Ten
 
 
 def to_row(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] | None:
-    """Return an integer for every token of `index`, in new memory, or ``None``."""
+    """Convert `value` to one integer for every token of `index`, in new memory. Return ``None`` for ``None``."""
     if value is None:
         return None
     row = torch.atleast_2d(to_int64(name, value, index.device)).clone()
@@ -126,7 +126,7 @@ def _as_tensor(name: str, value: Any, device: torch.device | str | None = None) 
         if isinstance(value, (list, tuple)) and any(isinstance(row, np.ndarray) for row in value):
             value = np.array(value)  # torch warns that converting a list of arrays is slow
         if isinstance(value, np.ndarray) and (not value.flags.writeable or min(value.strides, default=0) < 0):
-            value = value.copy()  # torch warns of read-only arrays, as of a mapped file, and rejects reversed ones
+            value = value.copy()  # torch warns about read-only arrays (mapped files) and rejects reversed ones
         return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:  # strings, rows of different lengths, more than 64 bits
         got = f"got {short_repr(value)} for {name}, expected integers in rows of one length"

@@ -43,7 +43,7 @@ class Constant:
         return self._value.dtype
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the tensor on this device. The first call copies it, later calls reuse the copy."""
+        """Return the tensor on this device. The first call copies it, and later calls reuse the copy."""
         is_here = device == self._value.device
         if torch.compiler.is_compiling():
             if not is_here:
@@ -61,7 +61,7 @@ class Constant:
             return
         with torch.inference_mode(mode=False):  # training cannot use an inference tensor later
             copy = unwrap_transforms(self._value.to(device))
-        if not isinstance(copy, FakeTensor):  # `torch.export` makes fake ones, and its graph stores the values
+        if not isinstance(copy, FakeTensor):  # `torch.export` makes fake copies, and its graph stores the values
             self._copies[device] = copy
 
 

@@ -1,7 +1,7 @@
 """The options of encodings' constructors, and errors that suggest the right call for an unknown option.
 
 Tutorials give every encoding a width and a length. Most encodings here have no length, and a second number without a
-name would set another option. So options have names, and the error for a wrong one contains the right call.
+name would set another option. So options have names, and the error for a wrong name contains the right call.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "max_distance": ("max_relative_position", "max_relative_positions", "clip"),
     "num_buckets": ("relative_attention_num_buckets", "buckets"),
 }
-"""The names that other packages use for an option, by its name here."""
+"""The names that other packages use for an option, by the option's name here."""
 
 
 def constructor_options(kind: type) -> dict[str, bool] | None:
-    """Return whether each option of a constructor is required, by name, or ``None`` if it takes any option."""
+    """Return whether each option of a constructor is required, or ``None`` if the constructor takes any option."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters):
         return None
@@ -44,7 +44,7 @@ def required_options(kind: type) -> tuple[str, ...]:
 
 
 def require_arguments(kind: type, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Raise `RangeError` if there are too many arguments without a name, or one with an unknown name."""
+    """Raise `RangeError` if there are too many arguments without a name, or an option with an unknown name."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters):
         return

@@ -1,4 +1,4 @@
-"""An encoding as JSON can hold it, by its name and its options, and built from that again."""
+"""Convert an encoding to a name and options, which JSON can hold, and build it from them again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def from_config(description: Mapping[str, Any]) -> PositionEncoding:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value that JSON can hold, or ``None`` if there is none."""
+    """Convert a value to one that JSON can hold, or return ``None`` if that is not possible."""
     mode = getattr(value, "mode", None)
     if isinstance(mode, str):  # angles
         return mode
@@ -77,7 +77,7 @@ INITIALIZERS = (torch.Tensor.normal_, torch.Tensor.uniform_)
 
 
 class Weightless(TorchFunctionMode):
-    """Build models and encodings without memory for their weights, to inspect them.
+    """A mode that builds models and encodings without memory for their weights, to inspect them.
 
     Tensors that are made from a size alone, such as parameters, are on the meta device and have no memory. Tensors that
     are computed, such as angles, have memory.

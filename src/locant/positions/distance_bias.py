@@ -1,6 +1,6 @@
 """Base classes of encodings whose bias depends on the distance.
 
-`DistanceBias`: a number for each head and distance. `RowBias`: the product of the query or the key with a table row.
+`DistanceBias` adds a number for each head and distance. `RowBias` adds the product of a query or key with a table row.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from locant.positions.score_bias import ByDistance, Entries, Lookup
 class DistanceBias(PositionEncoding):
     """A bias that is a function of distance and head. A subclass writes it once, for every attention backend.
 
-    `bias`, `score_mod` for FlexAttention, and the table of one number per head and distance that attention on a CPU
-    uses instead of a matrix follow from `of_distance`.
+    `of_distance` determines `bias`, `score_mod` for FlexAttention, and the table that attention on a CPU uses instead
+    of a matrix. The table has one number per head and distance.
 
     Args:
         num_heads: the number of query heads.
@@ -110,7 +110,7 @@ class RowBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table. Every distance has a row.
 
     A subclass writes `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
-    whether queries and whether keys have products, and `ends`, the distances whose rows all farther ones share.
+    whether queries and whether keys have products, and `ends`, the two distances whose rows farther distances share.
     """
 
     head_dim: int
@@ -124,7 +124,7 @@ class RowBias(PositionEncoding):
         return self.row_of(distance.device)(distance)
 
     def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Return `rows` as a function that copies nothing to this device. Rows are monotonic in the distance."""
+        """Return `rows` as a function that does not copy data to this device. Rows are monotonic in the distance."""
         raise LocantError(f"{type(self).__name__} does not define row_of", "def row_of(self, device)")
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

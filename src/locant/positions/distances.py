@@ -1,4 +1,4 @@
-"""Distances between queries and keys, functions for FlexAttention, and dot products with bits that no shape changes."""
+"""Distances of queries and keys, functions for FlexAttention, and dot products whose bits do not depend on shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(score, batch, head, query, key) -> score``."""
 
 MAX_DISTANCE = 2**24
-"""The largest distance for encodings that tabulate the bucket of every distance: 128 MiB, and seconds to compute."""
+"""The largest distance for encodings with a table of buckets by distance. It takes 128 MiB, and seconds to compute."""
 
 
 def bias_dtype(q: Tensor) -> torch.dtype:
@@ -27,12 +27,12 @@ def bias_dtype(q: Tensor) -> torch.dtype:
 
 
 def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query key"]:
-    """Return query index minus key index, positive for an earlier key. Batch is 1 if both have one row."""
+    """Return query index minus key index, positive for an earlier key. Batch is 1 if queries and keys have one row."""
     return positions.index[:, :, None] - keys.index[:, None, :]
 
 
 def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return a function ``(batch, query, key) -> query index minus key index``, of slots that broadcast."""
+    """Return a function ``(batch, query, key) -> query index minus key index``. The slots broadcast."""
     q_index, k_index = (index_mod(each.expand(q.shape[0])) for each in (positions, keys))
     return lambda batch, query, key: q_index(batch, query) - k_index(batch, key)
 
@@ -40,12 +40,12 @@ def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[
 def exact_dot(
     a: Float[Tensor, "*#batch n dim"], b: Float[Tensor, "*#batch m dim"], dtype: torch.dtype
 ) -> Float[Tensor, "*batch n m"]:
-    """Return the product of every row of `a` and every row of `b`, in float64. Its bits depend on the two rows alone.
+    """Return the product of every row of `a` and every row of `b`, in float64. Its bits depend only on the two rows.
 
-    A matrix product sums in an order that the library chooses by shape, so one query against a cache and the same
-    query in a prompt differ in the last bits. Here each vector is first rounded to its own grid: as fine as float32,
-    and coarse enough that float64 holds every partial sum without rounding. Then the order of the sum does not matter.
-    Gradients pass the rounding unchanged. This costs a float64 matrix product and two passes over the vectors.
+    A matrix product sums in an order that the library chooses by shape. So the products of a query differ in the last
+    bits between a cache and a prompt. Here each vector is first rounded to a grid of its own. The grid is as fine as
+    float32, and coarse enough that float64 holds every partial sum without rounding. Then the order of the sum does not
+    matter. Gradients pass the rounding unchanged. This costs a float64 matrix product and two passes over the vectors.
 
     `dtype` is the dtype in which the caller needs the result. For float32 each entry moves by at most 2**-22 of the
     largest entry in its row (for 128 dimensions or fewer). For float64 there is no rounding, and the last bits may
@@ -58,7 +58,7 @@ def exact_dot(
 
 
 def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
-    """Round each row to whole multiples of its step, of size ``2**bits`` at most."""
+    """Round each row to ``n * step``, with one step per row and whole numbers n of at most ``2**bits`` in size."""
     exact = x.double()
     if not x.shape[-1]:
         return exact
@@ -68,7 +68,7 @@ def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*bat
 
 
 SlotMod = Callable[[Tensor, Tensor], Tensor]
-"""A function of ``(row, slot)`` that returns a number of the token there."""
+"""A function that returns a number of the token at ``(row, slot)``."""
 
 
 def mask_mod(queries: Positions, keys: Positions, causal: bool, window: int | None) -> MaskMod:
@@ -86,9 +86,9 @@ def mask_mod(queries: Positions, keys: Positions, causal: bool, window: int | No
 
 
 def index_mod(positions: Positions) -> SlotMod:
-    """Return a function for the index of a token. If positions count on from `start`, it needs no look-up.
+    """Return a function for the index of a token. If positions count up from `start`, it does not look up anything.
 
-    It computes in 32 bits, as a kernel's slots have, if no index can be negative, so that a difference of two fits.
+    If no index can be negative, it computes in 32 bits, like the slots of a kernel. Differences of indices then fit.
     """
     if positions.start is not None:
         start = positions.start

@@ -28,8 +28,8 @@ def is_allowed(
 ) -> Bool[Tensor, "*pairs"]:
     """Return whether a query may attend to a key, for pairs that broadcast. Every attention mask uses this rule.
 
-    Both belong to one document, and neither is padding. If `causal`, the key is not later in order. If there is a
-    sliding `window`, the two are fewer than `window` positions apart.
+    Query and key must belong to one document and must not be padding. If `causal`, the key must not be later in order.
+    If there is a sliding `window`, query and key must be fewer than `window` positions apart.
     """
     allowed = (q_document == k_document) & (q_document != PADDING)
     if causal:
@@ -45,7 +45,7 @@ def check_window(window: Any) -> int | None:
 
 
 def require_documents(document: Int[Tensor, "batch seq"]) -> None:
-    """Raise `RangeError` for a number other than -1 (padding) and document numbers, if the host can read them."""
+    """Raise `RangeError` for an invalid document number, if the host can read the numbers. -1 is padding."""
     for number in bounds(document):
         if number is not None and not PADDING <= number <= MAX_INT32:
             raise RangeError(f"got document {number}, expected 0 to {MAX_INT32}, or -1 for padding", "0, 1, 2, ...")
@@ -63,7 +63,7 @@ def row_width(what: str, lengths: Sequence[int], length: Any) -> int:
 def pack(
     rows: Sequence[Sequence[int]], length: Any
 ) -> tuple[Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]:
-    """Return the index and document of every slot, for rows of documents of these lengths, padded to `length`."""
+    """Return the index and document of every slot. Rows hold documents of these lengths and are padded to `length`."""
     width = row_width("documents", [sum(row) for row in rows], length)
     index = np.zeros((len(rows), width), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)
@@ -81,7 +81,7 @@ def document_or_none(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch s
 
 
 def cu_seqlens(document: Int[Tensor, "batch seq"]) -> Int[Tensor, " documents_plus_1"]:
-    """Return the start of each document, and the end, among the tokens that are not padding."""
+    """Return the start of each document and the end of the last. Only tokens that are not padding count."""
     real = document != PADDING
     row = torch.arange(len(document), device=document.device)[:, None].expand_as(document)
     tokens = torch.stack([row[real], document[real]])  # padding within a document does not end it

@@ -1,4 +1,4 @@
-"""The fields of `Positions`: flattened for torch's pytrees, compared, and joined along the sequence."""
+"""Flatten the fields of `Positions` for torch's pytrees, compare them, and join them along the sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "p
 
 
 class TokenFeatures(NamedTuple):
-    """The features that an encoding read from every token's hidden states: as a query, and as a key, or ``None``."""
+    """The features that an encoding read from hidden states, for the query and the key of each token, or ``None``."""
 
     of_query: Float[Tensor, "batch query heads *features"] | None = None
     of_key: Float[Tensor, "batch key heads *features"] | None = None

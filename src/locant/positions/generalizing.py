@@ -1,4 +1,4 @@
-"""Positions other than 0, 1, 2, ..., with which models trained on short rows work on longer ones."""
+"""Positions other than 0, 1, 2, .... They let models that were trained on short rows work on longer rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def randomized(
     length: int | None = None,
     device: Device = None,
 ) -> Positions:
-    """Return sorted random positions below `max_seq_len`, different for every `seed`: Ruoss et al. 2023.
+    """Return sorted random positions below `max_seq_len`, different for every `seed` (Ruoss et al. 2023).
 
     A model that is trained on them has seen every index of longer rows (arXiv 2305.16843). Masks and attention windows
     still count tokens.
 
     Args:
-        lengths: the length of a row of one document, or lengths as in `Positions.packed`, drawn for each document.
+        lengths: the length of a single document, or lengths as in `Positions.packed`. Documents are drawn separately.
         max_seq_len: a length beyond the longest row that the model will read.
 
     >>> randomized(4, 100, seed=3).index
@@ -50,7 +50,7 @@ def randomized(
 
 
 def abacus(ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positions | None = None) -> Positions:
-    """Return the place of every digit within its number, from 1, and 0 for all other tokens: McLeish et al. 2024.
+    """Return the place of every digit in its number, counted from 1, and 0 for other tokens (McLeish et al. 2024).
 
     The places index a table that is added to the embeddings of digits (arXiv 2405.17399). Numbers are written with
     their units first. In training, draw `offset` for every batch, so that longer numbers find trained rows.
@@ -91,8 +91,8 @@ def coupled(
     From Cho et al. 2024, arXiv 2405.20671.
 
     Args:
-        numbers: the number of digits of each number. A sign follows each but the last, which is the result. Pass one
-            such list per row for a batch.
+        numbers: the number of digits of each number. The last number is the result, and a sign follows each of the
+            others. Pass a list per row for a batch.
         start: one less than the index of the first digit of the longest operand. Draw it in training.
         reverse: whether the result is written with its units first.
         length: the length of every row, padded on the right. Default: the longest.
@@ -135,7 +135,7 @@ def _coupled_number(digits: Sequence[int], start: int, reverse: bool) -> list[in
     """Return the indices of the digits of a sum, with a sign after each number but the last.
 
     Digits of equal significance share an index. The most significant digit of the longest operand is at ``start + 1``,
-    and a sign is one after the units.
+    and the index of a sign is one more than the index of the units.
     """
     units = start + max(digits[:-1] or digits)
     if units - max(digits) + 1 < 0:

@@ -15,16 +15,16 @@ from locant.positions.positions import Positions
 
 
 class GridWindows:
-    """The windows of a grid as rows of tokens, with their positions: Liu et al. 2021, section 3.2.
+    """The windows of a grid as rows of tokens, with their positions (Liu et al. 2021, section 3.2).
 
-    With a `shift` the tokens move up and to the left by that many rows and columns, and tokens at the edge wrap to the
-    other side of the grid. A window there holds tokens from both sides. Each side is a document, so they do not attend
-    to each other (https://arxiv.org/abs/2103.14030).
+    With a `shift`, the tokens move up by `shift` rows and to the left by `shift` columns. Tokens at the edge wrap to
+    the other side of the grid. A window there holds tokens from different sides. Each side is a document, so
+    tokens of different sides do not attend to each other (https://arxiv.org/abs/2103.14030).
 
     Args:
         height, width: the size of the grid in tokens, multiples of `window`. Published models pad with zeros
             (``F.pad``), and their windows attend to this padding.
-        window: the rows and the columns of a window.
+        window: the number of rows and of columns of a window.
         shift: a number below `window`. 0 does not shift.
 
     >>> windows = GridWindows(4, 6, 2, shift=1)
@@ -67,7 +67,7 @@ class GridWindows:
         return dataclasses.replace(row.expand(len(document)), document_or_none=document)
 
     def cut(self, x: Float[Tensor, "batch cells d_model"]) -> Float[Tensor, "rows tokens d_model"]:
-        """Reorder the tokens of grids, which are row by row, into one row of tokens per window of each image."""
+        """Reorder the tokens of row-major grids into one row of tokens per window of each image."""
         cells = self.height * self.width
         if x.ndim != 3 or x.shape[1] != cells:
             raise shape_error(

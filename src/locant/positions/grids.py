@@ -2,7 +2,7 @@
 
 A token's *place* is its offset in its grid: prefix tokens first, then the cells row by row. With several grids,
 places continue from one grid to the next, so that ``torch.cat(tables)[place]`` looks up the entry of each token.
-Nothing here waits for a device.
+This module never waits for a device.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def cells(grids: Sequence[Grid], device: Device = None) -> Int[Tensor, "places a
 
 
 def _indices(grids: Sequence[Grid], centred: bool, device: Device) -> tuple[Int[Tensor, "places axes"], int]:
-    """Return the index at each place, 0 on all axes of a prefix token, and its denominator."""
+    """Return the index at each place, and the denominator. The index of a prefix token is 0 on all axes."""
     if not centred:
         return torch.cat([_coordinates(grid, device) for grid in grids]), 1
     sides = {max(size, 1) for grid in grids for size in grid.sizes}
@@ -94,7 +94,7 @@ def _indices(grids: Sequence[Grid], centred: bool, device: Device) -> tuple[Int[
 def _coordinates(
     grid: Grid, device: Device, over: int | None = None, prefix_value: int = 0
 ) -> Int[Tensor, "places axes"]:
-    """Return the coordinates at each place: of a cell's first corner, or of its centre in -1 .. 1, times `over`."""
+    """Return the coordinates of the cell at each place. With `over`, return its centre in -1 .. 1, times `over`."""
     axes = [torch.arange(size, device=device) for size in grid.sizes]
     if over is not None:
         axes = [(2 * axis + 1 - len(axis)) * (over // max(len(axis), 1)) for axis in axes]
@@ -146,7 +146,7 @@ def join_places(
 ) -> tuple[tuple[Grid, ...], Int[Tensor, "batch seq"] | None]:
     """Join the grids and the places of parts along the sequence. Return no grids if a part has no grids.
 
-    Parts with the same grids keep their places: they belong to the same images, or to others of the same sizes.
+    Parts with the same grids keep their places. They belong to the same images, or to images of the same sizes.
     """
     present = [place for place in places if place is not None]
     if not present or len(present) < len(places):

@@ -1,7 +1,7 @@
 """The heads that a module holds: all of them, or the share of one rank under tensor parallelism.
 
-Random parameters are drawn for all heads, and each rank keeps those of its heads. So ranks with the same seed hold
-slices of one model.
+Random parameters are drawn for all heads, and each rank keeps the values for its heads. So ranks with the same seed
+hold slices of one model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_num_heads(num_heads: Any) -> int:
 
 @dataclass(frozen=True)
 class Heads:
-    """The number of heads of a model, and which of them this module holds."""
+    """The number of heads of a model, and the heads that this module holds."""
 
     num_heads: int
     mine: range
@@ -49,7 +49,7 @@ class Heads:
         return self if heads is None else Heads(self.num_heads, self.mine[heads])
 
     def number(self, held: Any) -> Any:
-        """Convert the index of a head among the held heads to its index in the model. It may be a tensor."""
+        """Convert the index of a head among the held heads to its index in the model. `held` may be a tensor."""
         return held if self._are_all() else held * self.mine.step + self.mine.start
 
     def here(self, number: Any) -> Any:
@@ -61,7 +61,7 @@ class Heads:
         return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
 
     def fill(self, parameter: Tensor, full: Tensor, dim: int = 0) -> None:
-        """Set a parameter of the held heads from values for all heads. Its dimensions may be merged."""
+        """Set a parameter of the held heads from values for all heads. The parameter may have merged dimensions."""
         with torch.no_grad():
             parameter.copy_(self.select(full, dim).reshape(parameter.shape))
 
@@ -95,7 +95,7 @@ def _slice_heads(num_heads: int, part: Any) -> range:
 def for_query_heads(
     k: Float[Tensor, "batch kv_heads key head_dim"], num_heads: int
 ) -> Float[Tensor, "batch heads key head_dim"]:
-    """Return the keys that each query head attends to. Under grouped-query attention, neighbouring heads share them."""
+    """Return the keys that each query head attends to. Under grouped-query attention, neighbouring heads share keys."""
     if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
         expected = f"a number of heads that divides the {num_heads} query heads"
         raise shape_error("k", k, expected, f"use a number of key heads that divides {num_heads}")
@@ -103,5 +103,5 @@ def for_query_heads(
 
 
 def empty_linear(width: int, out: int) -> nn.Linear:
-    """Return a linear layer without drawing random numbers: the caller draws weights for all heads and fills it."""
+    """Return a linear layer without drawing random numbers. The caller draws weights for all heads and fills it."""
     return nn.Linear(width, out, device="meta").to_empty(device=torch.get_default_device())

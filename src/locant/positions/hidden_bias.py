@@ -29,7 +29,7 @@ CHUNK_ELEMENTS = 2**17
 """The number of elements of the hidden states that are converted to float64 at a time."""
 
 QueryAndKeyFeatures = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
-"""The features of every token for every head: as a query, and as a key, or ``None``."""
+"""The features of the query and the key of every token, for every head, or ``None``."""
 
 REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) after it"
 
@@ -81,19 +81,20 @@ class HiddenBias(PositionEncoding):
         """Return the bias of every query and key. Subclasses implement this with plain torch operations.
 
         Attention calls it for some heads, queries and keys at a time. The features of queries have the shape ``#batch
-        heads query 1 *``, the features of keys ``#batch heads 1 key *``. `head` indexes the held heads, ``heads 1 1``.
+        heads query 1 *``, and the features of keys have the shape ``#batch heads 1 key *``. `head` has the shape
+        ``heads 1 1`` and indexes the held heads.
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
     def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return a number per query and per key, ``#batch heads token``. Their sum is the bias if distance >= far."""
+        """Return a number per query and per key, ``#batch heads token``. Their sum is the bias if distance >= `far`."""
         return None, None
 
     far: int | None = None
     is_traceable_per_pair: ClassVar[bool] = True
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """Return the positions of `x` with its features."""
+        """Return the positions with the features of `x`."""
         require_embeddings(self, x, positions, self.d_model)
         rows = positions.expand(x.shape[0])
         if rows.document_or_none is not None:
@@ -127,7 +128,7 @@ class HiddenBias(PositionEncoding):
         return of_query, of_key
 
     def require_features(self, name: str, read: Tensor | None) -> Tensor:
-        """Return the features of queries or of keys. Raise `LocantError` if there are none."""
+        """Return the features of queries or of keys. Raise `LocantError` if they are missing."""
         if read is None:
             got = f"got {name} without the features that {type(self).__name__} reads from hidden states"
             raise LocantError(got, REMEDY)

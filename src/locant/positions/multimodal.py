@@ -1,7 +1,7 @@
 """The positions of text, images and videos: ``(time, row, column)``, as vision-language models count.
 
 Text has the same index on all three axes. An image or a video is a grid that begins where the text before it ended, and
-text continues after it. A model sees merged blocks of patches, and its time may not grow by exactly one per frame.
+text continues after it. A model sees merged blocks of patches. Time may grow by a step other than one per frame.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Counting:
         return np.concatenate([np.zeros((0, 3), dtype=np.int64), *indices])
 
     def _starts(self, sizes: Sequence[Sizes]) -> list[int]:
-        """Return the index at which each part begins. Raise if there are too many tokens or too large indices."""
+        """Return the index at which each part begins. Raise if there are too many tokens or an index is too large."""
         starts, start, end, tokens = [], 0, 0, 0
         for size in sizes:
             frames, rows, columns, tick = size if isinstance(size, tuple) else (1, size, 1, 1)
@@ -65,7 +65,7 @@ class Counting:
         return starts
 
     def _sizes(self, part: Part) -> Sizes:
-        """Return the number of tokens of a text, or a grid's merged frames, rows and columns and its frame step."""
+        """Return the number of tokens of a text, or the merged frames, rows, columns and frame step of a grid."""
         if not isinstance(part, tuple):
             return token_count("a number of tokens in parts", part, EXAMPLE)
         if len(part) not in (3, 4):
@@ -133,7 +133,7 @@ def fields_from_parts(parts: Any, counting: Counting, length: Any, padding: str,
 
 
 def _to_rows(parts: Any) -> Iterator[list[Any]]:
-    """Yield rows of documents. Lists are nested, a tuple is a grid."""
+    """Yield rows of documents. Lists are nested, and a tuple is a grid."""
     depth = _list_depth(parts)
     if depth is None:
         depth, parts = 1, []

@@ -22,7 +22,7 @@ from locant.positions.score_bias import Entries, Lookup
 from locant.tensors import has_values
 
 MAX_SIDE = 2**14
-"""The most rows or columns of a grid. The number of its offsets, four times the cells, then fits 32 bits."""
+"""The largest number of rows or columns of a grid. The number of offsets is four times the cells, and fits 32 bits."""
 
 E = TypeVar("E", bound="OffsetBias")
 
@@ -37,14 +37,15 @@ class Table(NamedTuple):
     of_query: Float[Tensor, "entries head_dim"] | None = None
     """The vectors that queries are multiplied with."""
     of_prefix: Float[Tensor, "heads 3"] | None = None
-    """The bias from prefix tokens to cells, from cells to prefix tokens, and among prefix tokens. ``None`` is zero."""
+    """The bias from prefix tokens to cells, from cells to prefix tokens, and among prefix tokens. Default: zero."""
 
 
 class OffsetBias(PositionEncoding):
-    """A bias that depends on the rows and columns between query and key. A subclass returns its `tables`.
+    """A bias that depends on the rows and columns between query and key. A subclass implements `tables`.
 
-    Positions have two axes, as in `Positions.grid`, or one, for tokens in one row of the grid. Offsets beyond the grid
-    raise `RangeError` if the host knows them. Prefix tokens have no offset and get no bias, unless a subclass adds one.
+    Positions have two axes, as in `Positions.grid`, or one axis for tokens in one row of the grid. Offsets beyond the
+    grid raise `RangeError` if the host knows them. Prefix tokens have no offset. Their bias is zero unless a subclass
+    adds a bias.
 
     Args:
         height, width: the size of the grid, or of a window of it, in tokens.
@@ -64,7 +65,7 @@ class OffsetBias(PositionEncoding):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
-        """Build it for tokens in one row, unless `height` and `width` are given: a `ModelShape` has no grid."""
+        """Build the encoding, for tokens in one row unless the options give a grid. A `ModelShape` has no grid."""
         if "width" not in options and shape.max_seq_len > MAX_SIDE:
             got = f"got {cls.__name__} for a text of {shape.max_seq_len} tokens, expected {MAX_SIDE} at most"
             raise RangeError(got, "use an encoding for text, such as alibi")
@@ -76,7 +77,7 @@ class OffsetBias(PositionEncoding):
         raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, dtype)")
 
     def at(self: E, height: int, width: int) -> E:
-        """Return this encoding for grids of another size. Both share their parameters, also in training.
+        """Return this encoding for grids of another size. The two encodings share parameters, also in training.
 
         If one of them is later resized for good, it gets its own parameters.
         """
@@ -168,7 +169,7 @@ class HeadTable(OffsetBias):
         return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
-        """Return the bias among the cells of the grid, row by row. Keys are the first cells, queries the last keys.
+        """Return the bias among the cells of the grid, row by row. Keys are the first cells. Queries are the last keys.
 
         >>> from locant import GridBias
         >>> GridBias(3, 2, 4).matrix(2 * 4).shape

@@ -3,8 +3,8 @@
 Every published rotary scheme is such a table. `Rotary` builds it from ``layout``, ``rotary_dim``, ``sections`` and
 ``axial``, and accepts any other table. A table whose dimensions form a layout, in either direction, runs as fast as
 that layout, whatever its axes and frequencies are. For any other table the channels of q and k are reordered before the
-rotation and restored after it, which changes no bit. On a CPU that takes 3 to 6 times as long: least if channels stay
-together in a few runs (a layout in each half), most if they are scattered.
+rotation and restored after it. The bits stay the same. On a CPU this takes 3 to 6 times as long. It takes least if
+channels stay together in a few runs (a layout in each half), and most if they are scattered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_AXES = 2**15
 """The largest number of indices per token."""
 
 MAX_RUNS = 8
-"""The number of slices up to which slicing is cheaper than a look-up of every channel, which costs eight CPU copies."""
+"""The most slices with which slicing is cheaper than a look-up of every channel. A look-up costs eight CPU copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,14 @@ class Pairs:
     Args:
         dims: the two dimensions of each pair. A positive angle rotates the first towards the second, so ``(j, i)``
             is ``(i, j)`` in the other direction.
-        axes: the index that rotates each pair, if a token has several (frame, row, column). Default: the first.
+        axes: the index that rotates each pair, if a token has several indices (frame, row, column). Default: the first.
         rungs: the inverse frequency of each pair as ``(ladder, rung)``. A ladder is the list of frequencies that the
             encoding's base and scaling give for that many dimensions, and the rung is an index into it:
             ``base ** (-2 rung / ladder)`` without scaling. Default: one ladder over all pairs.
         inv_freq: the inverse frequencies in radians per position, instead of `rungs`. Base and scaling then have no
-            effect. Negative ones rotate in the other direction.
+            effect. Negative frequencies rotate in the other direction.
         num_axes: the number of indices per token. Default: enough for the axes in use.
-        num_heads: the number of heads of q and of k that are rotated, from the first. Default: all.
+        num_heads: the number of heads of q and of k that are rotated, beginning with the first. Default: all.
 
     >>> Pairs(dims=[(0, 2), (1, 3)], axes=[0, 1]).num_axes
     2
@@ -136,7 +136,7 @@ class Pairs:
         return self.layout if self.num_heads is None else None
 
     def frequencies(self, scaling: Scaling, base: float, seq_len: int | None) -> tuple[list[Decimal], Tensor]:
-        """Return the radians per position of each pair: exact, and in float32 as reference implementations round."""
+        """Return the radians per position of each pair, exact and in float32 with the rounding of references."""
         if self.rungs is None:
             exact = [Decimal(float(each)) for each in self.inv_freq or ()]
             rounded = torch.tensor([*map(float, exact)], dtype=torch.float32, device="cpu")
@@ -155,7 +155,7 @@ class Pairs:
 class Channels:
     """An order of channels in which the pairs of a table form a layout. Channels that are not rotated come last.
 
-    Of the two layouts it uses the one with the fewer runs of adjacent channels. Few runs are copied as slices.
+    It uses the layout with fewer runs of adjacent channels. If there are few runs, they are copied as slices.
     """
 
     def __init__(self, pairs: Pairs, head_dim: int) -> None:
@@ -196,7 +196,7 @@ class _ChannelOrder:
 
 
 def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs of adjacent channels: the first channel of each, and the one after its last."""
+    """Return the first channel of each run of adjacent channels, and the channel after the last of the run."""
     breaks = [0, *(place for place in range(1, len(order)) if order[place] != order[place - 1] + 1), len(order)]
     return [(order[start], order[stop - 1] + 1) for start, stop in itertools.pairwise(breaks)]
 
@@ -216,7 +216,7 @@ def _make_table(rotary_dim: int, layout: Layout, sections: tuple[int, ...] | Non
 
 
 def check_sections(sections: Any, pairs: int) -> tuple[int, ...]:
-    """Check the number of pairs of each axis that a constructor received, and return it."""
+    """Check the numbers of pairs per axis that a constructor received, and return them."""
     remedy = "use rotary_dim / 2 pairs in all"
     values = entries("sections", sections, remedy)
     counts = tuple(whole("an entry of sections", count, 0, remedy=remedy) for count in values)

@@ -1,7 +1,7 @@
 """`Positions`: the position of every token, as one immutable object.
 
-Position ids, padding masks, document boundaries and cache offsets are usually passed as separate tensors, and most
-position bugs are two of them disagreeing. Here they come from one object. It costs one or two integers per token.
+Position ids, padding masks, document boundaries and cache offsets are usually passed as separate tensors. In most
+position bugs, two of these tensors disagree. Here they come from one object. It costs one or two integers per token.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Positions:
             always a tensor.
         order_or_none: the order of each token, or ``None`` if it equals the index. `order` is always a tensor.
         min_index, max_index: bounds of the index, or ``None`` if only the device knows them.
-        start: the first index, if every row is known to be one document counting ``start, start + 1, ...``.
+        start: the first index, if every row is known to be one document that counts ``start, start + 1, ...``.
         denominator: an index of 1 is ``1 / denominator`` of a position, so that fractions also have exact angles.
         read: the features that `PositionEncoding.read` computed from each token's hidden states.
-        place_or_none: the prefix token or cell of `grids` that each token is, numbered through all grids.
+        place_or_none: the number of each token's prefix token or cell, counted through all of `grids`.
         grids: the full sizes of the grids that hold the tokens, even if only some of their tokens are present. Empty
             without a grid.
 
@@ -77,7 +77,7 @@ class Positions:
     ) -> Positions:
         """Return the `n` positions after `cache_len` cached tokens. `cache_len` may differ between rows.
 
-        Passing `max_index` saves the device sync that reading `cache_len` from an accelerator costs.
+        Pass `max_index` to avoid a device sync if `cache_len` is on an accelerator.
 
         >>> Positions.after([3, 5], 2).index.tolist()
         [[3, 4], [5, 6]]
@@ -134,7 +134,7 @@ class Positions:
             centred: each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell (DINOv3).
                 The coordinate is index / `denominator`, so angles stay exact.
             prefix: the number of tokens (class token, registers) before the cells. Their index is 0 on all axes, so no
-                rotation changes them. Encodings of grids distinguish them from cells by their places, which come first.
+                rotation changes them. Encodings of grids distinguish them from cells by place. Their places come first.
 
         >>> Positions.grid(2, 2).index.tolist()
         [[[0, 0], [0, 1], [1, 0], [1, 1]]]
@@ -186,15 +186,15 @@ class Positions:
         """Return ``(time, row, column)`` for text with images and videos, as vision-language models count.
 
         Args:
-            parts: the parts of a document: each is a number of text tokens, or a grid ``(frames, rows, columns)`` of
+            parts: the parts of a document. Each is a number of text tokens, or a grid ``(frames, rows, columns)`` of
                 patches. A fourth number is the step between frames (Qwen2.5-VL: ``tokens_per_second`` x seconds per
-                frame). Or a list of documents that are packed in one row, or a list of such rows.
+                frame). `parts` may also be a list of documents that are packed in one row, or a list of such rows.
             merge: the side of a block of patches that becomes one token.
-            merge_frames: the number of video frames that become one (ERNIE-4.5-VL). A single frame stays one.
-            continue_from: where text after a grid begins: after the grid's ``"largest"`` index, frames included (as
-                these models were published), or after its ``"sides"``, rows and columns (`transformers` 5).
-            denominator: the parts in a position, for fractional steps (Qwen3-Omni). With 1, the time of a frame is
-                truncated to a whole number.
+            merge_frames: the number of video frames that become one frame (ERNIE-4.5-VL). A single frame is kept.
+            continue_from: where text after a grid begins. ``"largest"``: after the grid's largest index, frames
+                included (as these models were published). ``"sides"``: after its rows and columns (`transformers` 5).
+            denominator: the number of parts of a position, for fractional steps (Qwen3-Omni). With 1, the time of a
+                frame is truncated to a whole number.
             length: the length of every row. Default: the longest.
             padding: the padded side of a row, ``"right"`` or ``"left"``.
             goes_on: the old name of `continue_from`, for one release.
@@ -231,8 +231,9 @@ class Positions:
             document: ``seq`` or ``batch seq``. -1 is padding. Default: one document.
             order: ``seq`` or ``batch seq``. Default: the index, or the slot in the row if there are several axes.
             max_index: as in `after`.
-            denominator: the divisor of every index: ``3`` over 2 is position 1.5. `Rotary` has exact angles there,
-                too. Encodings that count whole tokens raise an error. The default order is then the slot in the row.
+            denominator: the divisor of every index. ``3`` over 2 is position 1.5. `Rotary` has exact angles for such
+                positions, and encodings that count whole tokens raise an error. If the divisor is not 1, the default
+                order is the slot in the row.
         """
         max_index = checks.check_max_index(max_index)
         denominator = whole("denominator", denominator, 1, remedy="denominator=1")
@@ -356,9 +357,9 @@ class Positions:
     def shard_slots(self, rank: int, world: int, zigzag: bool = True) -> Int[Tensor, " n"]:
         """Return the slots of the row that belong to this rank: ``tokens[:, slots]`` are its tokens.
 
-        Each document, and each stretch of padding, is split separately, so that ranks share its causal work equally. It
-        is split into ``world`` parts, or with `zigzag` into ``2 * world``, and a rank gets the ``rank``-th part from
-        both ends. This reads the documents on the host.
+        Each document and each stretch of padding is split separately into ``world`` parts. With `zigzag` there are
+        ``2 * world`` parts, and a rank gets the ``rank``-th part from each end. Ranks then share the causal work
+        equally. This reads the documents on the host.
         """
         world = whole("world", world, 1, remedy="pass the number of ranks")
         rank = whole("rank", rank, 0, world - 1, remedy=f"pass the rank within its group, 0 to {world - 1}")
@@ -405,9 +406,9 @@ class Positions:
         return self.expand(batch), keys.expand(batch)
 
     def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
-        """Return the start of each document in ``tokens[positions.document >= 0]``, and the end, for varlen kernels.
+        """Return where documents start and the last ends in ``tokens[positions.document >= 0]``, for varlen kernels.
 
-        The dtype is int32. The number of documents is data, so this costs one sync on an accelerator.
+        The dtype is int32. The length of the result depends on data, so this costs one sync on an accelerator.
 
         >>> Positions.packed([2, 3], length=6).cu_seqlens()
         tensor([0, 2, 5], dtype=torch.int32)
@@ -446,7 +447,7 @@ class Positions:
             raise ShapeError(got, "use Rotary, or Positions.of(index) without denominator")
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
-        """Raise `ShapeError` unless batch, length and device match the ones of `what`."""
+        """Raise `ShapeError` unless batch, length and device match `what`."""
         if self.seq_len != seq_len or self.batch not in (1, batch):
             got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, f"Positions.arange({seq_len})")
@@ -480,10 +481,10 @@ def positions_or_default(
     positions: OptionalPositions, num_tokens: int, device: torch.device,
     *, num_keys: int | None = None, axes: int = 1, matter: bool = True,
 ) -> Positions:  # fmt: skip
-    """Return the positions, or 0, 1, 2, ... for tokens without any. Only this function decides what that means.
+    """Return the positions, or 0, 1, 2, ... by default. Only this function decides the default.
 
     Raise `LocantError` if the tokens may be anywhere: for a single token, and for unequal numbers of queries and keys.
-    Both occur in decoding, where a wrong guess would be silent. Raise it also for an encoding with several `axes`.
+    Both cases occur in decoding, and a wrong guess would be silent. Raise it also for an encoding with several `axes`.
     `matter` is false if no result depends on the positions.
     """
     if positions is not None:
@@ -511,7 +512,7 @@ def positions_or_length(positions: Positions | int) -> Positions:
 
 
 OptionalPositions = Positions | None
-"""The positions of tokens, or ``None`` for `positions_or_default`."""
+"""The positions of tokens, or ``None`` for the default of `positions_or_default`."""
 
 register_pytree(Positions)
 torch.serialization.add_safe_globals([Positions, Grid])  # a saved program holds its example inputs

@@ -1,8 +1,8 @@
 """Encodings by name: the encodings of this package, registered ones, and the encodings of installed packages.
 
 The encodings of this package are the classes in `locant.positions.encodings` whose `info` has a name. To add one, add
-a file there. An installed package adds an encoding by an entry point in the group ``locant.encodings``, from the name
-to the class.
+a file there. An installed package adds an encoding by an entry point in the group ``locant.encodings``. The entry
+point maps the name to the class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LISTING_ORDER = (
 
 
 def encodings() -> dict[str, Kind]:
-    """Return every encoding by its name, built-in ones first. `broken_encodings` has those that cannot be loaded.
+    """Return every loadable encoding by name, built-in encodings first. See `broken_encodings` for the others.
 
     >>> list(encodings())[:4]
     ['nope', 'learned', 'sinusoidal', 'rotary']
@@ -47,8 +47,8 @@ def broken_encodings() -> dict[str, str]:
 def find(name: str) -> Kind:
     """Return the class of this name, alias or phrase.
 
-    A phrase is a name with the words of a title around it. For a name of several encodings, of a scaling or of a model,
-    raise `RangeError` with the possible calls.
+    A phrase is a name with the words of a title around it. Raise `RangeError` with the possible calls if the name
+    belongs to several encodings, to a scaling or to a model.
 
     >>> find("RoPE").__name__, find("sinusoidal positional encoding").__name__
     ('Rotary', 'Sinusoidal')
@@ -72,7 +72,7 @@ def _name_by_alias() -> dict[str, str]:
 
 
 def name_of(encoding: str) -> str:
-    """Return the one name of an encoding, from any of its names.
+    """Return the main name of an encoding, given any of its names.
 
     >>> name_of("RoPE"), name_of("ALiBi positional bias")
     ('rotary', 'alibi')
@@ -81,7 +81,7 @@ def name_of(encoding: str) -> str:
 
 
 def name_of_class(kind: Kind) -> str | None:
-    """Return the name under which a class is registered, or ``None`` if it is not."""
+    """Return the name under which a class is registered, or ``None`` if it is not registered."""
     return next((known for known, each in encodings().items() if each is kind), None)
 
 
@@ -98,7 +98,7 @@ def find_class(name: str) -> Kind | type[Scaling] | None:
 
 
 def meanings(name: str) -> list[Kind]:
-    """Return the classes that a title of positions may mean if several have it.
+    """Return the classes that a title about positions may mean, if there are several.
 
     >>> [kind.__name__ for kind in meanings("PositionalEncoding")], meanings("Embedding")
     (['Sinusoidal', 'Learned'], [])
@@ -107,7 +107,7 @@ def meanings(name: str) -> list[Kind]:
 
 
 def encoding(name: str, *unnamed: Any, **options: Any) -> PositionEncoding:
-    """Build the encoding of this name with these options, all given by name.
+    """Build the encoding of this name. Pass all options by name.
 
     >>> encoding("alibi", num_heads=8)
     ALiBi(num_heads=8)
@@ -123,12 +123,13 @@ def encoding(name: str, *unnamed: Any, **options: Any) -> PositionEncoding:
 def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None:
     """Make an encoding known to `locant.encoding`, `locant list`, `plot`, `compare` and the lab.
 
-    An installed package needs no call: it names the class in an entry point of the group ``locant.encodings``.
+    An installed package does not need this call. It names the class in an entry point of the group
+    ``locant.encodings``.
 
     Args:
         name: the name of the encoding.
         cls: the class. If its constructor requires more than ``d_model``, ``num_heads``, ``head_dim`` and
-            ``max_seq_len``, it overrides ``for_model``.
+            ``max_seq_len``, the class must override ``for_model``.
         aliases: other names, in addition to the aliases in its `info`.
 
     >>> class Even(PositionEncoding):
@@ -141,7 +142,7 @@ def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None
 
 
 def require_encoding(name: str, value: Any) -> None:
-    """Raise `RangeError` unless a registered value is an encoding class, under a name that no scaling has."""
+    """Raise `RangeError` unless a registered value is an encoding class and its name is not the name of a scaling."""
     if not (isinstance(value, type) and issubclass(value, PositionEncoding)):
         got = f"got {short_repr(value)} as encoding {name!r}, expected a class"
         raise RangeError(got, "register a subclass of locant.PositionEncoding")

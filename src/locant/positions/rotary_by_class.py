@@ -1,14 +1,15 @@
 """`RotaryByClass`: rotations that depend on the class of a pair, such as near or far, or within or between chunks.
 
-The same query meets near keys under one rotation and far keys under another, so no single rotation of keys can be
-stored. `rotate` leaves queries and keys unchanged, and `attend` calls `pair_classes`. Each class has the pairs that
-belong to it, like an attention mask, and the positions of its queries and keys for the rotation. Attention runs once
-per class, and the outputs are merged by their log-sum-exps.
+The same query meets near keys under one rotation and far keys under another, so keys cannot be stored rotated.
+`rotate` leaves queries and keys unchanged, and `attend` calls `pair_classes`. A class describes its pairs, like an
+attention mask, and has the positions of queries and keys for the rotation. Attention runs once per class, and the
+outputs are merged by their log-sum-exps.
 
-It costs one rotation of queries and keys per class. A cache holds keys without rotation, so every step rotates all of
-them. Measured on one core, 8 heads of 64 over 4 key heads, 8 192 tokens, compared with plain causal attention (0.92 s,
-40 MB more): 1.15 to 1.3 times the time and 90 to 100 MB. A decoding step takes 5 ms instead of 1.1. Forward and
-backward of 4 096 tokens take 2.8 to 3.2 times the time, because no fused kernel has the gradient of a log-sum-exp.
+It costs one rotation of queries and keys per class. A cache holds keys without rotation, so every step rotates all
+cached keys. It was measured on one core, with 8 heads of 64 over 4 key heads and 8 192 tokens. Compared with plain
+causal attention (0.92 s, 40 MB more) it takes 1.15 to 1.3 times the time and 90 to 100 MB. A decoding step takes 5 ms
+instead of 1.1 ms. Forward and backward of 4 096 tokens take 2.8 to 3.2 times the time, because no fused kernel has the
+gradient of a log-sum-exp.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class PairClass(NamedTuple):
     """Pairs of a query and a key that share a rotation.
 
     Args:
-        rows, columns: the slots of the queries and of the keys: the first, and the one after the last. Two classes have
-            the same rows or no common rows. They are not slices, whose ends a compiled graph treats as constants.
+        rows, columns: the slots of the queries and of the keys, as the first slot and the slot after the last. Two
+            classes have the same rows or no common rows. They are not slices, because a compiled graph treats the ends
+            of a slice as constants.
         queries, keys, causal, window: the pairs within these slots, as in an attention mask. `keys` of ``None`` means
             the tokens of the queries.
         q_at, k_at: the positions of queries and keys for the rotation.
@@ -95,7 +97,7 @@ class RotaryByClass(PositionEncoding):
         *,
         inplace: bool = False,
     ) -> tuple[Queries, Keys]:
-        """Return queries and keys unchanged, except for a temperature of queries: `attend` rotates each class."""
+        """Return queries and keys unchanged, except for a temperature of queries. `attend` rotates each class."""
         positions, keys = resolve_positions(self, q, k, positions, k_positions)
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
@@ -109,7 +111,7 @@ class RotaryByClass(PositionEncoding):
 def products(classes: Sequence[PairClass], q: Queries, k: Keys) -> Float[Tensor, "batch heads query key"]:
     """Return ``q . k`` of every pair under the rotation of its class, and 0 if a causal mask hides the key.
 
-    The result is a matrix in float32 or wider, to look at, and for attention that supports only matrices as masks.
+    The result is a matrix in float32 or wider, for inspection and for attention that supports only matrices as masks.
     """
     total = torch.zeros(*q.shape[:3], k.shape[2], dtype=bias_dtype(q), device=q.device)
     for each in classes:
@@ -127,7 +129,7 @@ def near_and_far(
     far: Callable[[Any], Any],
     far_keys: Callable[[Any], Any],
 ) -> list[PairClass]:
-    """Return two classes: keys fewer than `window` tokens before the query, at their own positions, and all others.
+    """Return a near class (keys fewer than `window` tokens before the query, at their own positions) and a far class.
 
     Args:
         far, far_keys: non-decreasing functions from an index to its position in the far class, for queries and keys.
@@ -136,7 +138,7 @@ def near_and_far(
     first, last = 0, keys.seq_len
     if positions.start is not None and keys.start is not None:
         first = min(max(positions.start - window + 1 - keys.start, 0), last)  # the first near key
-        # Sizes 0 and 1 would make separate graphs: without far keys, the far class has two hidden ones.
+        # Sizes 0 and 1 would make separate graphs. So without far keys, the far class has two hidden keys.
         fewest = min(2, last) if torch.compiler.is_compiling() else 0
         last = min(max(positions.start + positions.seq_len - window - keys.start, fewest), last)
     near_keys, far_candidates = keys.slice(first, keys.seq_len), keys.slice(0, last)
@@ -146,7 +148,7 @@ def near_and_far(
     )  # fmt: skip
     if last == 0:
         return [near]
-    earlier = _map_index(positions, lambda index: index - window)  # these queries see keys `window` or more before
+    earlier = _map_index(positions, lambda index: index - window)  # hides keys fewer than `window` before
     queries = replace(
         positions, index=earlier.index, min_index=earlier.min_index, max_index=earlier.max_index,
         start=None if positions.start is None else positions.start - window,
@@ -156,7 +158,7 @@ def near_and_far(
 
 
 def _map_index(positions: Positions, function: Callable[[Any], Any]) -> Positions:
-    """Return positions whose index is a non-decreasing `function` of the index."""
+    """Apply a non-decreasing `function` to the index and to its bounds."""
     low, high = positions.min_index, positions.max_index
     return Positions(
         function(positions.index),

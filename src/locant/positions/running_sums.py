@@ -20,11 +20,11 @@ CHUNK_ELEMENTS = 2**22
 
 
 class RunningSums(HiddenBias):
-    """A bias that falls from each token to the next by a function of a product of its hidden state with a vector.
+    """A bias that falls at every token by a function of the product of the token's hidden state and a vector.
 
-    A token needs one number per head, its running sum within its document. The sum is exact, in float64, so that
-    neighbours far down a long row still have the right difference, and rows that are padded, packed or cached have the
-    same bits as alone. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65 536 tokens.
+    A token needs one number per head, the running sum within its document. The sum is exact, in float64. So neighbours
+    far down a long row still have the right difference, and padded, packed or cached rows have the same bits as single
+    rows. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65 536 tokens.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
@@ -80,7 +80,7 @@ class RunningSums(HiddenBias):
         return sums.chunk(ranks, dim=1)[rank], sums
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
-        """Return the difference in float64, rounded once."""
+        """Return minus the absolute difference of the sums, computed in float64 and rounded once."""
         queries, keys = self._require_both(queries, keys)
         return -(queries - keys).to(bias_dtype(self.weight)).abs()
 
@@ -98,7 +98,7 @@ class RunningSums(HiddenBias):
 
 
 def _sum_within_documents(steps: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
-    """Return running sums that restart with every document, in the order of its tokens, whatever their slots."""
+    """Return running sums that restart with every document. They follow the order of tokens, not their slots."""
     slots, begins = _document_order(positions)
     ordered = steps.gather(1, slots[..., None].expand_as(steps))
     first = torch.where(begins, torch.arange(slots.shape[1], device=slots.device), 0).cummax(1).values

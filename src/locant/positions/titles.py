@@ -54,14 +54,14 @@ ONLY_FILLER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(FILLER)))})+")
 """Names that consist of filler, such as ``position_embedding``. Such a name counts only if it is the whole title."""
 
 ORDINARY = frozenset(("linear", "dynamic", "contextual", "polar", "llama3"))
-"""Names that are also ordinary words, which titles of other encodings and of models contain."""
+"""Names that are also ordinary words. Titles of other encodings and of models contain these words."""
 
 _ENDS = ("", "scaling", "scaled", "scale")
 SCALING_BY_WORD = {
     re.sub("[^a-z0-9]", "", name) + end: kind
     for kind in SCALINGS.values() for name in (kind.info.name, *kind.info.aliases) for end in _ENDS
 }  # fmt: skip
-"""Scalings by their names without punctuation, alone and before each of `_ENDS`."""
+"""Scalings by name without punctuation. Each of `_ENDS` may follow a name."""
 
 
 LONGEST = 200
@@ -81,11 +81,11 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
 
     Args:
         title: the title.
-        names: the name of each encoding, by each of its names.
+        names: the main name of each encoding, by any of its names.
 
     Raises:
-        RangeError: the title may mean several encodings, or means a scaling, a model, or perhaps a variant of an
-            encoding. The remedy contains the possible calls.
+        RangeError: the title may mean several encodings or a variant of an encoding, or it means a scaling or a
+            model. The remedy contains the possible calls.
     """
     if len(title) > LONGEST:
         return None
@@ -125,7 +125,7 @@ def scaling_in_title(title: str) -> type[Scaling] | None:
 
 
 def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
-    """Return the error for a scaling that is given as an encoding. The remedy is a rotary encoding with it."""
+    """Return the error for a scaling that is given as an encoding. The remedy is a rotary encoding with the scaling."""
     example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
@@ -153,12 +153,12 @@ def _read(title: str, names: Mapping[str, str]) -> Title:
 
 
 def _cut(letters: str, words: Collection[str]) -> tuple[list[str], str]:
-    """Cut letters into words so that the fewest letters remain. Of such cuts, use one with the fewest words.
+    """Cut letters into words so that the fewest letters remain. Among these cuts, use one with the fewest words.
 
     >>> _cut("nopositionalencodingz", {"no", "noposition", "position", "positional", "encoding"})
     (['no', 'positional', 'encoding'], 'z')
     """
-    cuts = {len(letters): (list[str](), "")}  # by the place at which the cut letters begin
+    cuts = {len(letters): (list[str](), "")}  # by the index of the first cut letter
     for begin in reversed(range(len(letters))):
         after, unknown = cuts[begin + 1]
         options = [(after, letters[begin] + unknown)]
