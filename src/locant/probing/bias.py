@@ -48,8 +48,8 @@ class BiasReport(Report):
         causal: whether later keys are hidden.
         symmetric: whether earlier and later keys at the same distance have the same bias.
         slopes: the slope of each head if the bias is linear in the distance, else ``None``.
-        slopes_of: the number of heads of an ALiBi with these slopes, and the first of its heads that has them, else
-            ``None``.
+        slopes_of: the number of heads of an ALiBi with these slopes, and the first of its heads that has one of them,
+            or ``None`` if there is no such ALiBi.
         buckets: the numbers of values for earlier and for later keys, if there are fewer values than distances.
         farthest: the largest distance at which buckets were measured.
         alike: all settings of the encoding that give the same buckets up to `farthest`, empty if there is only one.

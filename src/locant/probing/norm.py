@@ -103,7 +103,7 @@ class NormReport:
         eps: the expected eps.
         found: the norm that explains each side, or ``None`` if no known norm does.
         off: the largest difference of each side from the expected norm at position 0, relative to the largest entry.
-        wrong: the mistakes of each side, in words.
+        wrong: descriptions of the mistakes of each side.
         after: for each side, whether the norm comes after the rotation, or ``None`` if equal weights hide the order.
         should_follow: whether the norm should come after the rotation.
     """

@@ -74,10 +74,10 @@ def probe(
 ) -> Report:
     """Measure what a function or module does with positions, without reading its code.
 
-    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths, whether
-    scores depend only on distances, the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, and
-    whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of 128. A module
-    is called unchanged, on the CPU, and copied before a cast.
+    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths. They also
+    show the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, whether scores depend only on
+    distances, and whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of
+    128. A module is called unchanged on the CPU, and is copied before a cast.
 
     Args:
         target: one of these.

@@ -115,7 +115,7 @@ class RotationReport(Report):
         last: the last position whose angles were measured.
         rounding: the arithmetic that explains the angles, or ``None`` if no known arithmetic does.
         uneven: if neither the true angles nor an exact rounding are known, the first position whose angles do not grow
-            evenly, and their error.
+            evenly, and the error of these angles.
         worse: the side with the larger errors, if the angles of the two sides have different roundings.
         casts: for each narrower dtype, the largest error up to position 4,097 after a cast of the module, and the
             rounding that explains it.

@@ -336,7 +336,8 @@ class Measurement(NamedTuple):
     """The comparison of a module's result with an encoding.
 
     Args:
-        form: the form in which the result holds the angles of `rotary`. If it has no name, all rows have other angles.
+        form: the form in which the result holds the angles of `rotary`. It has no name if the angles differ in every
+            row.
         rounding_error: the largest error of rounded frequencies.
         differs_at: the length of the first row whose angles differ.
     """

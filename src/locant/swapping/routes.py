@@ -229,7 +229,7 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
 def _fits_angles(encoding: Rotary, points: ModelPoints) -> bool:
     """Return whether the model's own code can rotate by the angles of an encoding."""
     rotations = points.own_rotations
-    # Angles cannot express a temperature of the queries. The model's own code applies it if the model has the same.
+    # Angles cannot express a temperature of the queries, but the model's own code may apply the same temperature.
     fits_temperature = all(encoding.temperature in (None, each.temperature) for each in rotations)
     is_form_known = all(point.form.name is not None for point in points.rotary)
     fits_pairs = all(encoding.pairs == each.pairs for each in rotations)
