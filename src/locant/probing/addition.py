@@ -1,7 +1,7 @@
-"""Modules that add a vector to each token by its position: the vectors, the axis of positions, and the last position.
+"""Measure modules that add a vector to each token by its position: vectors, axis of positions, and last position.
 
-A call adds a vector if its results for two inputs differ as the inputs do, times one number. The rest of the result is
-the vector.
+A call adds a vector if the difference of its results for two inputs is the difference of the inputs, times one number.
+The rest of the result is the vector.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHAPES = {
     (2, 0): "[seq, batch, dim]", (2, 1): "[batch, seq, dim]", (1, 0): "[seq, dim]",
     (3, 0): "[seq, batch, heads, dim]", (3, 1): "[batch, seq, heads, dim]", (3, 2): "[batch, heads, seq, dim]",
 }  # fmt: skip
-"""The shapes of tokens, by their number of axes without the last one, and the axis of positions."""
+"""The shapes of tokens, by the number of axes before the last one and the axis of positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class AdditionReport(Report):
         width: the width of a token.
         tokens: the shape of its tokens, in words.
         along: the axes of positions, usually one.
-        given: whether it takes positions. Otherwise it counts tokens from 0.
-        factor: the factor of tokens before the vector is added.
+        given: whether the module takes positions. Otherwise it counts tokens from 0.
+        factor: the factor by which tokens are multiplied before the vector is added.
         last: the last position that has a vector, or ``None`` if there are several axes of positions.
         ended: the error that a later position raises, or ``None`` if no error was found.
         far: the last position whose vectors were compared with a formula.
@@ -131,7 +131,7 @@ class _Call(NamedTuple):
         return result.double()
 
     def rows(self, positions: Tensor, axis: int) -> Tensor:
-        """Return the added vectors ``[positions, width]``: the results for zeros, so that no sum rounds them."""
+        """Return the added vectors ``[positions, width]``, from tokens of zeros, so that no sum rounds them."""
         sizes = [1] * len(self.sizes)
         sizes[axis] = len(positions) if self.axis is not None else int(positions.max()) + 1
         sizes = [*self.sizes] if self.is_fixed else sizes
@@ -140,7 +140,7 @@ class _Call(NamedTuple):
 
 
 def is_addition(subject: Subject) -> bool:
-    """Return whether the subject adds a vector to tokens that does not depend on them."""
+    """Return whether the subject adds a vector that does not depend on the tokens."""
     index = subject.index(*range(NUM_TOKENS))
     one, other = torch.randn(2, 1, HEADS, NUM_TOKENS, subject.width, generator=torch.Generator().manual_seed(0))
     try:
@@ -151,7 +151,7 @@ def is_addition(subject: Subject) -> bool:
 
 
 def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None:
-    """Return the factor of tokens before a vector is added, or ``None`` if the results are no such sums."""
+    """Return the factor of tokens before a vector is added, or ``None`` if the results are not such sums."""
     moved, change = results[0] - results[1], (inputs[0] - inputs[1]).expand_as(results[0])
     factor = float((moved * change).sum() / change.square().sum())
     least = SAME * max(float(each.abs().max()) for each in (*results, *inputs))
@@ -166,7 +166,7 @@ def addition_report(
     """Return a report on the added vectors, or ``None`` if they do not depend on positions alone."""
     measured: set[str] = set()
     for call in _calls(target, head_dim):
-        if call.called in measured:  # with another width
+        if call.called in measured:  # it was measured with another width
             continue
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(2, *call.sizes, call.width, generator=generator)
@@ -292,7 +292,7 @@ def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
 
 
 def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
-    """Return the encoding with these vectors, or ``None`` for others. Their sines and cosines are read as angles."""
+    """Return the encoding with these vectors, or ``None`` if there is none. Sines and cosines are read as angles."""
     width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
     if width % 2 or len(steps) < 2:
         return None

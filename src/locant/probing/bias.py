@@ -1,4 +1,4 @@
-"""The dependence of a bias on attention scores: on distances, slopes, buckets or more."""
+"""Measure a bias that is added to attention scores: its dependence on distances, its slopes, and its buckets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, fun
 from locant.spelling import dtype_name
 
 BIASED = 300
-"""The number of tokens whose bias is measured: beyond most buckets, and beyond the exact integers of bfloat16."""
+"""The number of tokens whose bias is measured. It exceeds most buckets and the integers that bfloat16 holds exactly."""
 
 FAR = 4096
 """The length of the row and the column in which we look for buckets, if the target can return them."""
 
 UNBOUNDED = 2 * FAR
-"""A largest distance that the measured values do not distinguish from larger ones."""
+"""A `max_distance` that the measured values do not distinguish from larger ones."""
 
 HIDDEN = -1e4
 SAME = 1e-5
@@ -44,16 +44,17 @@ class BiasReport(Report):
     Args:
         num_heads: the number of heads.
         of_distance: whether the bias depends only on the distance.
-        up_to_rows: whether it does so up to a constant per row, which softmax ignores.
+        up_to_rows: whether it depends only on the distance, up to a constant per row, which softmax ignores.
         causal: whether later keys are hidden.
         symmetric: whether earlier and later keys at the same distance have the same bias.
         slopes: the slope of each head if the bias is linear in the distance, else ``None``.
-        slopes_of: the number of heads of an ALiBi that has these slopes, and the first of these heads, if there is one.
-        buckets: the numbers of values for earlier and for later keys, if they are fewer than the distances.
+        slopes_of: the number of heads of an ALiBi with these slopes, and the first of its heads that has one of them,
+            or ``None`` if there is no such ALiBi.
+        buckets: the numbers of values for earlier and for later keys, if there are fewer values than distances.
         farthest: the largest distance at which buckets were measured.
-        alike: all settings of the encoding that give the same buckets up to there, empty if there is only one.
+        alike: all settings of the encoding that give the same buckets up to `farthest`, empty if there is only one.
         of_all: whether the encoding agrees at all keys that are not hidden, not only at earlier keys.
-        cached: whether the newest query alone gets the last row of the matrix, or ``None`` if it cannot be requested.
+        cached: whether a call with one query returns the last row of the matrix, or ``None`` if such a call fails.
         rounded: the dtype that rounds the bias to steps, so that neighbouring distances share a value.
     """
 
@@ -138,7 +139,7 @@ def _find_alibi(slopes: Sequence[float]) -> tuple[int, int] | None:
 
 
 def bias_report(target: Any, expected: PositionEncoding | None, failures: Failures) -> BiasReport | None:
-    """Return a report on a bias, or ``None`` if it cannot be called with two lengths, for reasons in `failures`."""
+    """Return a report on a bias, or ``None`` if no call with two lengths works. `failures` then holds the reasons."""
     for called, call in _calls(target).items():
         bias_of = partial(_bias, call)
         try:
@@ -183,7 +184,7 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
 
 
 def _calls(target: Any) -> dict[str, BiasOf]:
-    """Return the calls of two lengths, by their notation."""
+    """Return the calls with two lengths, by their notation."""
     if isinstance(target, PositionEncoding):
         return {"encoding.matrix(query_len, key_len)": target.matrix}
     calls: dict[str, BiasOf] = {}
@@ -221,7 +222,7 @@ def _is_toeplitz(bias: Tensor) -> bool:
 
 
 def _sides(bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of earlier keys and of later keys, ``[heads, distance]``, from distance 0 on."""
+    """Return the values of earlier keys and of later keys, ``[heads, distance]``, beginning at distance 0."""
     return bias[:, -1].flip(-1), bias[:, 0]
 
 
@@ -241,7 +242,10 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
-    """Return the slope of each head if the bias is linear, and the dtype that rounds it, each or ``None``."""
+    """Return the slope of each head and the dtype that rounds the bias.
+
+    Each is ``None`` if the bias is not linear, and the dtype also if the bias is not rounded.
+    """
     slopes = -earlier[:, 1]
     line = -slopes[:, None] * torch.arange(earlier.shape[1])
     for dtype in (torch.bfloat16, torch.float16):
@@ -252,7 +256,7 @@ def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
 
 
 def _count_values(curves: Tensor) -> int:
-    """Return the number of different values, where heads count together."""
+    """Return the number of different values. The values of all heads at one distance count as one value."""
     visible = curves[:, ~curves.isnan().any(0)]
     return torch.unique(visible, dim=1).shape[1] if visible.numel() else 0
 
@@ -266,7 +270,7 @@ def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
 
 
 class _Buckets(NamedTuple):
-    """T5's buckets, with the range of `max_distance` that gives them, whose end may be `UNBOUNDED`."""
+    """T5's buckets, and the range of `max_distance` that gives them. The end of the range may be `UNBOUNDED`."""
 
     bidirectional: bool
     num_buckets: int
@@ -281,7 +285,7 @@ class _Buckets(NamedTuple):
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """Return a sort key that is least for the usual settings: 128 tokens, a power of two."""
+        """Return a sort key that is smallest for the usual settings, 128 tokens and a power of two."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
@@ -315,15 +319,15 @@ def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding |
 
 
 def _starts(side: Tensor) -> list[int]:
-    """Return the distances of 1 or more whose value differs from that of the distance before, in some head."""
+    """Return the distances of 1 or more whose value in some head differs from the value at the previous distance."""
     return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
 
 
 def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield numbers of buckets of one side, with the first and the last `max_distance` whose buckets begin there.
+    """Yield numbers of buckets of one side, with the first and the last `max_distance` whose buckets have these starts.
 
-    The first half of T5's buckets hold one distance each. So this half has at most as many buckets as distances with
-    their own value.
+    Each bucket in the first half of T5's buckets holds one distance. So this half does not have more buckets than there
+    are distances with their own value.
     """
     num_single = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
     if not starts or num_single >= count:  # one value, or a value for each distance: no buckets
@@ -337,7 +341,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
             return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
 
         far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
-        for least in (len(starts) - 1, 0):  # few distances pass the last bucket alone
+        for least in (len(starts) - 1, 0):  # test the last bucket first, which few pass
             first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
             far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
         if len(far):

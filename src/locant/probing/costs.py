@@ -1,8 +1,8 @@
 """The measured costs of mistakes with positions.
 
-The numbers are the loss of SmolLM2-135M (rotary base 100 000, trained to 8 192 tokens) on Python's documentation, in
-nats above the loss of the right model, from 4 windows of 2 048 tokens and 2 windows of 8 192. This is one model and one
-text, so the order of the mistakes is more reliable than the numbers.
+Each number is the increase of the loss of SmolLM2-135M (rotary base 100 000, trained to 8 192 tokens) on Python's
+documentation, in nats. We used 4 windows of 2 048 tokens and 2 windows of 8 192. This is one model and one text, so the
+order of the mistakes is more reliable than the numbers.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ OF_ROUNDINGS = {
     "bfloat16(position) x bfloat16(frequency)": "product in bfloat16",
     "angles rounded to bfloat16": "product in bfloat16",
 }
-"""The measured cost of explanations of angles by `locant.probing.precision`."""
+"""The key in `COSTS` for each rounding that `locant.probing.precision` names."""
 
 
 class Finding(NamedTuple):
-    """A warning, its cost if that was measured, and whether it does harm."""
+    """A warning, the key of its cost if the cost was measured, and whether the problem does harm."""
 
     text: str
     cost: str | None = None
@@ -73,14 +73,14 @@ class Finding(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Return the sort key: first harm whose cost was not measured, then the highest cost, and notes last."""
+        """Return the sort key. Harm without a measured cost comes first, then the highest cost. Notes come last."""
         if self.cost is None:
             return -float("inf") if self.harms else 0.0
         return -COSTS[self.cost].worst
 
     @property
     def matters(self) -> bool:
-        """Return whether this is worth a warning: it does harm, or has a measured cost."""
+        """Return whether this deserves a warning, because it does harm or has a measured cost."""
         return self.harms if self.cost is None else COSTS[self.cost].worst > SMALL
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""The norm that a fused kernel applies to each head before it rotates, and the rotation without this norm.
+"""Measure the norm that a fused kernel applies to each head, and undo it to measure the rotation.
 
-Position 0 is not rotated, so that it shows the norm alone. We compare it with every norm that a known mistake would
-make from the right one. The norm is then undone: we pass tokens whose norm is the vector to rotate. In this way
-everything about a rotation is also measured if a norm comes first.
+Position 0 is not rotated, so it shows only the norm. We compare it with the right norm, and with the norm after every
+known mistake. Then we undo the norm: we pass tokens that become the vector to rotate when they are normed. In this way
+we measure all properties of a rotation, even if a norm comes first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPLAINED = 3e-5
 """The largest difference of a normed head from a norm that explains it, relative to its largest entry."""
 
 DIGITS = (1, 2, 4, 7)
-"""The digits of a measured eps, the fewest first: the intended number has few digits, and a measurement has more."""
+"""The numbers of digits to which we round a measured eps, the smallest first. An intended eps has few digits."""
 
 TINY = 1e-30
 LENGTHS = 1e-3
@@ -103,7 +103,7 @@ class NormReport:
         eps: the expected eps.
         found: the norm that explains each side, or ``None`` if no known norm does.
         off: the largest difference of each side from the expected norm at position 0, relative to the largest entry.
-        wrong: the mistakes of each side, in words.
+        wrong: descriptions of the mistakes of each side.
         after: for each side, whether the norm comes after the rotation, or ``None`` if equal weights hide the order.
         should_follow: whether the norm should come after the rotation.
     """
@@ -125,7 +125,7 @@ class NormReport:
             yield f"{fact} {spell(self.eps)}.{same}"
 
     def warnings(self) -> Iterator[str]:
-        """Yield sentences about the mistakes, only one for a mistake of both sides."""
+        """Yield sentences about the mistakes. If both sides have the same mistakes, the sentences are not repeated."""
         if self.wrong[0] == self.wrong[1]:
             yield from (f"The norm of queries and of keys is wrong: {each}." for each in self.wrong[0])
             return
@@ -224,7 +224,7 @@ def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, p
 
 
 def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tuple[float, bool]]:
-    """Return the expected eps, no eps, and each eps that the smallest tokens show, inside or outside of the root."""
+    """Return the expected eps, 0, and each eps that the smallest tokens show, and whether it is outside of the root."""
     if bare.kind == "none":
         return [(expected, False)]
     token, normed = x[-1:], side[-1:]
@@ -270,7 +270,10 @@ def _without_norms(convention: Convention, norms: Sequence[Norm], after: Sequenc
 
 
 def _comes_after(subject: Subject, norm: Norm, side: int) -> bool | None:
-    """Return whether lengths stay the same only if the norm is undone after the rotation, or ``None`` if not known."""
+    """Return whether the norm comes after the rotation, or ``None`` if equal weights hide the order.
+
+    If it does, lengths stay the same only if the norm is undone after the rotation.
+    """
     if bool((norm.weight == norm.weight.flatten()[:1]).all()):
         return None
     generator = torch.Generator().manual_seed(1)

@@ -1,8 +1,8 @@
-"""The errors of angles at positions up to 2^31 - 1, and whether angles depend on anything but the position.
+"""Measure the errors of angles at positions up to 2^31 - 1, and whether angles depend on more than the position.
 
 The true angles come from the encoding that has the measured frequencies, in float64. Frequencies without a formula are
-only as exact as the measurement. So we report no errors for them, only whether their angles grow evenly. Angles may
-also depend on neighbours, the length, other rows, or earlier calls.
+only as exact as the measurement. So for them we do not report errors, but whether angles grow evenly. Angles may also
+depend on neighbours, the length, other rows, or earlier calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CAST_UP_TO = 4097
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MOST_ELEMENTS = 2**23
-"""The largest tensor that a call may make. We try no larger positions if a target makes a table of all positions."""
+"""The largest tensor that a call may make. If a target makes a table of all positions, this limits the positions."""
 
 EXPLAINED = 4e-6
 """The largest difference of angles from a rounding that explains them. Angles from float32 are exact to 1e-7."""
@@ -47,7 +47,7 @@ FLOAT64 = "float64(position) x float32(frequency)"
 COUNTED_IN_FLOAT32 = "positions counted in float32"
 IN_FLOAT32 = "arithmetic in float32"
 UNHARMED = (EXACT, FLOAT32, FLOAT64, COUNTED_IN_FLOAT32, IN_FLOAT32)
-"""Roundings that are no mistakes: models are trained with them, or they are no worse."""
+"""Roundings that are not mistakes, because models are trained with them or because they are not worse."""
 
 RESTARTS = "positions that start again at {:,}"
 
@@ -57,7 +57,7 @@ FEW_ROUNDINGS = 2.0**-21
 """The largest relative error of an angle after a few operations in float32."""
 
 ULPS = 4
-"""The largest difference of float32 frequencies, in units of the last digit: power functions differ."""
+"""The largest difference of float32 frequencies, in units in the last place, because power functions differ."""
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -135,9 +135,9 @@ def precision_of(
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
-    """Return positions, the angles of tokens there ``[positions, pairs]``, the largest error at each, and an end.
+    """Return positions, their angles ``[positions, pairs]``, the largest error at each position, and a name.
 
-    The end is the name of the error that the position after the last one raises, or ``None`` if no position raises one.
+    This is the name of the error that the position after the last one raises, or ``None`` if there is no error.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
@@ -152,13 +152,13 @@ def _errors(
             except MemoryError:
                 break
             except CALL_ERRORS as error:
-                if ended is None and errors:  # the positions end between the last one and this one
+                if ended is None and errors:  # the last position is between two tried ones
                     ended, queue = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
                 break
         errors[place] = float(wrapped(angles - truth).abs().max())
         rows.append(angles)
-        if sizes.largest > max(MOST_ELEMENTS // 16, before):  # it grows: the next one would be 16 times as large
+        if sizes.largest > max(MOST_ELEMENTS // 16, before):  # the next tensor would be 16 times as large
             break
         before = sizes.largest
     if not rows:
@@ -167,7 +167,7 @@ def _errors(
 
 
 def _last_place(subject: Subject, works: int, fails: int) -> int:
-    """Return the last position that works, between one that works and one that fails."""
+    """Return the last position that works, between a position that works and a position that fails."""
     x = torch.ones(1, HEADS, 1, subject.width)
     while fails - works > 1:
         middle = (works + fails) // 2
@@ -180,7 +180,7 @@ def _last_place(subject: Subject, works: int, fails: int) -> int:
 
 
 def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
-    """Return the largest error of an angle at any position, or ``None`` if the target cannot take all at once."""
+    """Return the largest error of an angle at any position, or ``None`` if no call can take all positions."""
     if subject.convention.one_by_one:
         return None
     try:
@@ -238,10 +238,10 @@ def _rounding(
     angles: Tensor, index: Tensor, rotation: Rotation, frequencies: Tensor, within: float = EXPLAINED, *,
     is_measured: bool = False, is_scaled: bool = False,
 ) -> str | None:  # fmt: skip
-    """Return the rounding that gives these angles ``[positions, pairs]``: ``"exact"``, one of `ROUNDINGS`, or ``None``.
+    """Return the rounding that gives these angles ``[positions, pairs]``, or ``None`` if no known rounding does.
 
-    Cosines of narrow angles are narrow too, which changes the angle that is computed from them. Measured frequencies
-    are exact if angles grow evenly. Scaled frequencies may have one more rounding.
+    Cosines of narrow angles are also narrow, and this changes the angle that we compute from them. Measured frequencies
+    count as exact if angles grow evenly. Scaled frequencies may have one more rounding.
     """
     if is_measured and _uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
@@ -296,12 +296,12 @@ class Arrangement:
     Args:
         neighbours: positions of one call that are equal or not consecutive, as with left padding or a cache.
         rows: rows of a batch with different positions.
-        grows_at: the smallest largest position of a call that also changes the rotation at small positions.
+        grows_at: the smallest last position of a call that also changes the rotation at small positions.
         remembers: an earlier long sequence changes the rotation of a short one.
         writes: the target overwrites its arguments, and also returns a result.
         crowds: some of thousands of tokens are rotated differently than among a few tokens.
         strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
-        of: the only side that is affected, ``"queries"`` or ``"keys"``, or ``None`` if both are, or in different ways.
+        of: ``"queries"`` or ``"keys"`` if only this side is affected, else ``None``.
     """
 
     neighbours: bool = False
@@ -324,7 +324,7 @@ class Arrangement:
 
 
 def steady(subject: Subject) -> Subject:
-    """Return the subject if two equal calls agree. If positions have no effect, return it as one that counts tokens.
+    """Return the subject if two equal calls agree. If positions have no effect, return a subject that counts tokens.
 
     Raises:
         InputError: two equal calls differ.
@@ -345,7 +345,7 @@ def steady(subject: Subject) -> Subject:
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
-    """Measure the arrangement. Short sequences come first, before a target can remember a long one."""
+    """Measure the arrangement. Short sequences come first, before a target can remember a long sequence."""
     x, near, takes_positions = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
     rotated = _rotated(subject, x, near)
     written = x.clone()
@@ -381,7 +381,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
 
 
 def _crowds(subject: Subject, x: Tensor, few: Tensor) -> bool:
-    """Return whether tokens at small positions are rotated differently if there are many, as by another kernel."""
+    """Return whether many tokens at small positions are rotated differently from a few, as with another kernel."""
     if subject.convention.one_by_one:
         return False
     many = [place % SHORT for place in range(CROWD)]
@@ -451,7 +451,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _rotated(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
-    """Return the queries of a copy of tokens at these positions of each row."""
+    """Rotate a copy of tokens at the positions of each row, and return the queries."""
     return subject.rotate(x.clone(), torch.cat([subject.index(*row) for row in rows]))[0].clone()
 
 

@@ -51,7 +51,7 @@ AGREES = 1e-4
 """The largest difference between a measured encoding and its target, for float32 angles up to 61 radians."""
 
 PARTS = ("Vision", "Audio")
-"""Words in class names of one part of a model, whose rotary module is not built from another part's configuration."""
+"""Words in the class names of a part of a model. Its rotary module is not built from another part's configuration."""
 
 ROTARY_CLASS_NAME = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
@@ -74,10 +74,10 @@ def probe(
 ) -> Report:
     """Measure what a function or module does with positions, without reading its code.
 
-    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths, whether
-    scores depend only on distances, the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, and
-    whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of 128. A module
-    is called unchanged, on the CPU, and copied before a cast.
+    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths. They also
+    show the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, whether scores depend only on
+    distances, and whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of
+    128. A module is called unchanged on the CPU, and is copied before a cast.
 
     Args:
         target: one of these.
@@ -107,8 +107,8 @@ def probe(
             parts of which the function ``f(qkv, positions)`` rotates, in place or not.
 
     Raises:
-        InputError: no known calling convention fits. The message names the calls and their errors. Also if two equal
-            calls differ, as with dropout.
+        InputError: no known calling convention fits, or two equal calls differ, as with dropout. The message names the
+            calls and their errors, or the reason for the difference.
 
     >>> from locant import Positions
     >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)
@@ -224,7 +224,7 @@ def _probe_rotation(
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
     is_norm_known = norm is None or None not in norm.found  # lengths after an unknown norm fit no encoding
-    if is_norm_known and (angles := names[0]) is not None:  # with these angles and this rounding. Lengths decide
+    if is_norm_known and (angles := names[0]) is not None:  # lengths decide between them
         candidates.append(angles.replace(angles=mode))
         if q.change > 1e-3 and angles.has_named_layout:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))
@@ -330,7 +330,7 @@ def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
 
 
 def _frequency_cost(ours: Rotation, other: Rotation) -> str | None:
-    """Return the measured cost of other frequencies: another base, or a factor of all, ``None`` for other changes."""
+    """Return the key of the cost of another base or of one factor for all frequencies, ``None`` for other changes."""
     both = [(sum(a.frequencies), sum(b.frequencies)) for a, b in zip(ours.blocks, other.blocks, strict=True)]
     if any(a.axes != b.axes for a, b in zip(ours.blocks, other.blocks, strict=True)) or not all(
         a * b > 0 for a, b in both
@@ -399,7 +399,7 @@ def _probe_modules(
 
 
 def _refusal(config: object, built: object, failures: Failures) -> InputError:
-    """Return the error that states why nothing of this configuration could be measured."""
+    """Return the error that states why this configuration could not be measured."""
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = (
         short_repr(stated),
@@ -416,7 +416,7 @@ def _refusal(config: object, built: object, failures: Failures) -> InputError:
 
 
 def _configuration(config: object) -> Any:
-    """Return the configuration of `transformers`, or its text part. ``None`` if `transformers` has no class for it."""
+    """Return the `transformers` configuration or its text part, or ``None`` if `transformers` has no class for it."""
     if not is_installed("transformers"):
         return None
     built: Any = config
@@ -443,7 +443,10 @@ def _configuration(config: object) -> Any:
 
 
 def _rotary_modules(config: Any, failures: Failures) -> Iterator[nn.Module]:
-    """Yield the rotary modules in the Python file of a configuration, first those whose constructor names its class."""
+    """Yield the rotary modules in the Python file of a configuration.
+
+    The modules whose constructor names the class of the configuration come first.
+    """
     place = type(config).__module__.replace(".configuration_", ".modeling_")
     if config is None or find_spec(place) is None:
         return

@@ -22,10 +22,10 @@ DEPENDS = 1e-3
 """Scores depend on more than distances if they change by more than this share of |q| |k| over a thousand positions."""
 
 FACTOR = 1e-5
-"""The largest relative change of a length that counts as none."""
+"""Relative changes of a length up to this size do not count."""
 
 NEGLIGIBLE = 1e-2
-"""The largest change of an angle by a cast that is ignored, in radians at positions up to 4,097."""
+"""Changes of an angle by a cast up to this size are ignored, in radians at positions up to 4,097."""
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -39,7 +39,7 @@ ARRANGED = {
     "lies beside them changes.",
     "writes": "It overwrites the tokens it is given.",
 }
-"""The problem that each part of an `Arrangement` means."""
+"""A description of the problem for each part of an `Arrangement`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class Report:
         subject: the name of the target.
         called: the calling convention that worked.
         encoding: the encoding of this package that does the same, if there is one.
-        agrees: the largest difference from it on random tokens at positions up to 61, or of biases, or ``None`` if not
-            compared.
+        agrees: the largest difference from `encoding`, on random tokens at positions up to 61 or of biases, or ``None``
+            if they were not compared.
         expected: the encoding that the target was compared with.
-        differences: the differences from it.
+        differences: the differences from `expected`.
         costs: the cost of each difference, a key of `locant.probing.costs.COSTS`, if it was measured.
     """
 
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what is wrong or easily goes wrong, in plain words, the most costly first."""
+        """Return descriptions of mistakes and risks, the most costly first."""
         return tuple(map(str, self._findings()))
 
     def _findings(self) -> list[Finding]:
@@ -107,21 +107,21 @@ class RotationReport(Report):
         head_dim: the width of a head.
         axes: the number of indices of a position.
         given: whether the target takes positions that have an effect. Otherwise it counts tokens from 0.
-        queries, keys: the rotation of each side, one object if both are rotated equally.
-        each: if they are not, the encoding with the angles of queries, and the encoding with the angles of keys.
+        queries, keys: the rotation of each side, one object if both sides are rotated equally.
+        each: the encoding with the angles of queries and the encoding with the angles of keys, if the sides differ.
         shifts: the change of q . k, relative to the lengths of both, for each common shift of their positions.
         errors: the largest error of an angle at each position, in radians, empty if the true angles are not known. This
             field and the next ones on angles describe the side with the larger errors.
         last: the last position whose angles were measured.
-        rounding: the arithmetic that explains the angles, or ``None`` if no known one does.
+        rounding: the arithmetic that explains the angles, or ``None`` if no known arithmetic does.
         uneven: if neither the true angles nor an exact rounding are known, the first position whose angles do not grow
-            evenly, and their error.
-        worse: the side with the larger errors, if another rounding explains the angles of the other side.
+            evenly, and the error of these angles.
+        worse: the side with the larger errors, if the angles of the two sides have different roundings.
         casts: for each narrower dtype, the largest error up to position 4,097 after a cast of the module, and the
             rounding that explains it.
         sampled: whether the errors after casts were measured only at a few positions.
-        narrow: the rounding that explains the angles of bfloat16 tokens, or ``None`` if none does.
-        arrangement: the things other than its position that change a token's rotation.
+        narrow: the rounding that explains the angles of bfloat16 tokens, or ``None`` if it was not measured.
+        arrangement: the things other than a token's position that change its rotation.
         ended: the error that a position after `last` raises, if the positions end there.
         norm: the report on a norm before the rotation, if one was expected.
         note: another remark.

@@ -1,17 +1,17 @@
 """Measure the matrix that each position multiplies a head by, fit pairs and frequencies, and find the encoding.
 
-The fit has five steps, and each takes what the one before it returns:
+The fit has five steps, and each step takes the result of the previous step:
 
-1. `rotations` rotates the unit vectors. A linear map is known from its values for these, so no other token can show
-   more. The results are the columns of the matrix: cosines and sines, with no other rounding than their own.
+1. `rotations` rotates the unit vectors. These determine a linear map, so other tokens are not needed. The results are
+   the columns of the matrix: cosines and sines without additional rounding.
 2. `_in_input_order` undoes a permutation, and `_partners` returns which dimensions depend on each other. If these are
    pairs, the matrix consists of blocks of 2 x 2, and is fitted block by block.
 3. `_fit_blocks` reads two angles from each block, one for each row. A block is a rotation times a factor if both angles
-   are equal and both singular values are that factor, so nothing else has to be checked.
+   are equal and both singular values equal that factor. Other checks are not needed.
 4. `fit_frequencies` unwraps the angles, which are known up to full turns, to radians per position.
 5. `encoding_of` finds the base and the scaling whose formula gives these frequencies.
 
-Positions up to 61 suffice for this: no angle of a usual frequency has made so many turns that rounding matters.
+Positions up to 61 suffice, because no angle of a usual frequency has made enough turns for rounding to matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from locant.probing.subject import Subject
 from locant.probing.token_calls import HEADS
 
 NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
-"""The measured positions. Each is at most twice the one before it, as `fit_frequencies` needs."""
+"""The measured positions. Each position is at most twice the previous one, as `fit_frequencies` requires."""
 
 EVEN = 1e-3
 """The largest distance of angles from a straight line, in radians at positions up to 61."""
@@ -85,10 +85,10 @@ class Rotation:
         change: the largest other relative change of a pair's length, at positions up to 61.
         bent: the largest difference of an angle from frequency x position, in radians.
         order: the input dimension of each output dimension, or ``None`` if the order does not change.
-        num_heads: the number of heads that are rotated, from the first on, ``None`` for all.
+        num_heads: the number of first heads that are rotated, or ``None`` if all heads are.
         same_heads: whether all of these heads are rotated equally.
         moves: whether the result depends on the position.
-        is_multiple: whether position 0 is multiplied by one number, up to the order of dimensions.
+        is_multiple: whether tokens at position 0 are multiplied by one number, up to the order of dimensions.
     """
 
     blocks: tuple[Block, ...]
@@ -161,7 +161,7 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
         lengths = torch.linalg.svdvals(torch.stack([torch.stack([a, b], -1), torch.stack([c, d], -1)], -2))
         blocks, bent = _fit_blocks((a, b, c, d), dims, steps, axes)
     else:
-        factor = float(heads[0, 0].norm() / math.sqrt(width))  # that of a rotation is sqrt(width)
+        factor = float(heads[0, 0].norm() / math.sqrt(width))  # the norm of a rotation is sqrt(width)
         lengths = torch.linalg.svdvals(matrix)
         blocks, bent = (), 0.0
     rest = matrix[0] - factor * torch.eye(width)
@@ -174,7 +174,7 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
 
 
 def _count_rotated_heads(heads: Tensor) -> int | None:
-    """Return the number of heads before the first that is the same at all positions, or ``None`` if all are rotated.
+    """Return the number of heads before the first that is the same at all positions, or ``None`` if there is none.
 
     Also return ``None`` if head 0 is the same at all positions.
     """
@@ -185,8 +185,8 @@ def _count_rotated_heads(heads: Tensor) -> int | None:
 def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
     """Return the matrices ``[positions, width, width]`` without a permutation of dimensions, and that permutation.
 
-    At position 0 a rotation multiplies by one factor. If its matrix there has one entry in each row and column, the
-    column of a row's entry is the input dimension that the row holds. Rows in the order of these have no permutation.
+    At position 0 a rotation multiplies by one factor. If its matrix has one entry in each row and column there, the
+    column of a row's entry is the input dimension of the row. We sort the rows by these columns.
     """
     nonzero = matrix[0].abs() > NOTHING
     if bool((nonzero.sum(0) == 1).all() and (nonzero.sum(1) == 1).all()):
@@ -197,7 +197,7 @@ def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
 
 
 def _partners(matrix: Tensor) -> list[list[int]]:
-    """Return for each dimension all that it depends on, or that depend on it, at any position."""
+    """Return, for each dimension, the dimensions that it depends on or that depend on it, at any position."""
     entries = (matrix.abs() > NOTHING).any(0)
     return [row.nonzero().flatten().tolist() for row in entries | entries.T]
 
@@ -205,10 +205,10 @@ def _partners(matrix: Tensor) -> list[list[int]]:
 def _fit_blocks(
     entries: tuple[Tensor, Tensor, Tensor, Tensor], dims: Sequence[tuple[int, int]], steps: Sequence[int], axes: int
 ) -> tuple[tuple[Block, ...], float]:
-    """Fit blocks with the rows (a, b) and (c, d), each ``[positions, pairs]``. Return them, and `Rotation.bent`.
+    """Fit blocks with the rows (a, b) and (c, d), each ``[positions, pairs]``. Return the blocks and `Rotation.bent`.
 
-    A rotation by an angle has the rows (cos, -sin) and (sin, cos). `atan2` takes an angle from each row, whatever the
-    factor of the row is.
+    A rotation by an angle has the rows (cos, -sin) and (sin, cos). `atan2` computes an angle from each row, with any
+    factor of the row.
     """
     a, b, c, d = entries
     first, second = torch.atan2(-b, a), torch.atan2(c, d)
@@ -232,13 +232,13 @@ def _fit_blocks(
 
 
 def fit_frequencies(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Tensor, float]:
-    """Return radians per position, ``[pairs, axes]``, and the largest difference of an angle from them x position.
+    """Return frequencies ``[pairs, axes]``, and the largest difference of an angle from frequency x position.
 
     This is phase unwrapping. An angle is known up to full turns. At step 1 it is the frequency, if that is below pi.
-    The frequency from one step predicts the angle at the next, which is at most twice as far, so the error at most
-    doubles. It stays far below pi, so the prediction gives the number of full turns, and the rest of the angle corrects
-    the frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
-    least-squares fit of all. Positions are whole, so frequencies that differ by a full turn are the same.
+    The frequency from one step predicts the angle at the next step, which is at most twice as far. So the error at most
+    doubles. It stays far below pi, so the prediction gives the number of full turns. The rest of the angle corrects the
+    frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
+    least-squares fit of all steps. Positions are integers, so frequencies that differ by a full turn are the same.
 
     Args:
         angles: one row for position 0, then a row for each step on the first axis, on the second, and so on.
@@ -300,7 +300,7 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
             continue
         if torch.allclose(encoding.inv_freq.abs(), frequencies, rtol=SAME, atol=0):
             fits.append(encoding)
-            if _round(base, 1e-12) == _round(base, 1e-2):  # a base of two digits is no coincidence
+            if _round(base, 1e-12) == _round(base, 1e-2):  # a base of two digits is not a coincidence
                 break
     if not fits:
         return None
@@ -352,10 +352,10 @@ def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[
 
 
 def _base_of_ends(frequencies: Tensor, rungs: Tensor, ladder: int) -> float:
-    """Return the base for which the ratio of the frequencies of the first and the last rung is as without scaling.
+    """Return the base that gives the ratio of the frequencies of the first and the last rung without a scaling.
 
-    The logarithm of a frequency is a straight line of the rung: ``-log(factor) - 2 rung / ladder log(base)``. So two
-    frequencies give the base and the factor, and the ends of the line give them best.
+    The logarithm of a frequency is linear in the rung: ``-log(factor) - 2 rung / ladder log(base)``. So two frequencies
+    give the base and the factor, and the ends of the line give the most exact ones.
     """
     first, last = int(rungs.argmin()), int(rungs.argmax())
     power = -2 * (rungs[last] - rungs[first]) / ladder
@@ -377,9 +377,9 @@ def _scaled_equally(
 
 
 def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Iterator[tuple[float, Scaling]]:
-    """Yield a base with the scalings that leave the fast frequencies, and divide the slow ones by a factor.
+    """Yield a base with the scalings that keep the fast frequencies and divide the slow ones by a factor.
 
-    The two fastest frequencies give the base. The slowest one, compared with its value without scaling, gives the
+    The two fastest frequencies give the base. The ratio of the slowest one to its value without scaling gives the
     factor.
     """
     first, last = int(rungs.argmin()), int(rungs.argmax())
@@ -400,11 +400,11 @@ def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Ite
 
 
 def _llama3(plain: Tensor, unscaled_share: Tensor, factor: float) -> Llama3 | None:
-    """Return the scaling of Llama 3 between whose limits the shares are a straight line, or ``None`` if there is none.
+    """Return the scaling of Llama 3 that fits these shares, or ``None`` if there is none.
 
-    The unscaled share of a frequency is 0 below one limit and 1 above the other. Between them Llama 3 has
-    ``(length / wavelength - low) / (high - low)``, a straight line of the frequency. A least-squares line over the
-    pairs between the limits gives `high` and the length, if `low` is 1, as in Llama 3.1.
+    The unscaled share of a frequency is 0 below one limit and 1 above the other. Between them it is
+    ``(length / wavelength - low) / (high - low)``, which is linear in the frequency. A least-squares line over the
+    pairs between the limits gives `high` and the length if `low` is 1, as in Llama 3.1.
     """
     inside = (unscaled_share > 1e-4) & (unscaled_share < 1 - 1e-4)
     if inside.sum() < 2:

@@ -1,7 +1,7 @@
 """The subject of a probe: a target that rotates tokens, with the calling convention that works.
 
-No code is read. Every calling convention of the field is tried on a few tokens. We take the first one that returns
-tokens, and rotates later positions differently. A trial call may raise any error.
+We do not read code, but try every known calling convention on a few tokens. We take the first convention that returns
+tokens and rotates later positions differently. A trial call may raise any error.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Subject:
         return self.convention.call(self.target, x, index)
 
     def fresh_copy(self, dtype: torch.dtype | None = None) -> Subject:
-        """Return the subject with a fresh copy of its module, cast to a dtype, or itself if it has no copy."""
+        """Return the subject with a fresh copy of its module, cast to a dtype, or this subject if it has no copy."""
         if self.original is None:
             return self
         with warnings.catch_warnings():
@@ -76,7 +76,7 @@ class Subject:
             return replace(self, target=copy.deepcopy(self.original).to(dtype))
 
     def within(self, limit: int) -> Subject:
-        """Return the subject with at most this last position."""
+        """Return the subject with its last position lowered to this limit."""
         return replace(self, limit=min(limit, self.limit))
 
     def sides(self) -> tuple[Subject, ...]:
@@ -87,7 +87,7 @@ class Subject:
         return (self,) if q is k else tuple(replace(self, convention=each) for each in conventions)
 
     def with_counting(self) -> Subject:
-        """Return the subject of a target that ignores its positions, as one that counts tokens."""
+        """Return a subject that counts tokens, for a target that ignores its positions."""
 
         def by_count(target: Any, x: Tensor) -> tuple[Tensor, Tensor]:
             return self.convention.call(target, x, self.index(*range(x.shape[2])))
@@ -133,7 +133,7 @@ def find_subject(
             continue
         if score == BEST:
             return _with_original(subject)
-        # A call in place that changes nothing does not write.
+        # A call that leaves its tokens unchanged does not rotate in place.
         if (best is None or score > best[0]) and (score or not convention.writes):
             best = score, subject
     return None if best is None else _with_original(best[1])
@@ -143,7 +143,7 @@ BEST = 2
 
 
 def _score(subject: Subject) -> int:
-    """Return 2 if tokens are rotated by position and heads equally, 1 if only tokens are, and 0 if nothing changes.
+    """Return 2 if positions rotate all heads equally, 1 if heads differ, and 0 if positions have no effect.
 
     A convention that confuses heads with tokens gets a lower score.
     """
@@ -193,7 +193,7 @@ def _trials(
 
 
 def _stated_width(target: Any, config: Any) -> int | None:
-    """Return the width of a head if it is stated. The layers of Gemma 4 have different widths."""
+    """Return the width of a head, or ``None`` if it is not stated or differs between layers, as in Gemma 4."""
     stated = {} if config is None else config if isinstance(config, Mapping) else config.to_dict()
     if stated.get("per_layer_config"):
         return None

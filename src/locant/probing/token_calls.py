@@ -55,7 +55,7 @@ class Convention:
 
 
 def function_of(target: Any) -> Any:
-    """Return the function whose signature counts: a module's ``forward``, or the target."""
+    """Return the function whose signature we read: a module's ``forward``, or the target itself."""
     return target.forward if isinstance(target, nn.Module) else target
 
 
@@ -84,7 +84,7 @@ def for_both_sides(side: Any) -> tuple[Any, Any]:
 
 
 class TokenShape(NamedTuple):
-    """A shape in which a target may take tokens, and the conversions between ``[batch, heads, seq, dim]`` and it.
+    """A shape in which a target may take tokens, with conversions from and to ``[batch, heads, seq, dim]``.
 
     `index_for_target` converts an index ``[batch, seq, axes]``. With `one_row`, each row of each head needs a separate
     call.
@@ -162,7 +162,7 @@ class Arguments(NamedTuple):
     invoke: Callable[[Any, Sequence[Tensor], Any], Any]
     takes_positions: bool = True
     takes_offset: bool = False
-    """True if the position is one number, the position of the first token."""
+    """True if the call takes one number, the position of the first token."""
 
 
 POSITION_NAME = re.compile(r"pos|index|idx|offset|ids$|^t$|step|start")
@@ -283,7 +283,7 @@ def _convention(
 
 
 def counting_call(call: Callable[[Any, Tensor], Any], length: int | None = None) -> Call:
-    """Return a call for a target that counts tokens from 0: it passes a full row, and picks the requested tokens."""
+    """Return a call for a target that counts tokens from 0. It passes a full row, and picks the requested tokens."""
 
     def rotate(target: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         row = index[0, :, 0]
@@ -300,7 +300,7 @@ def counting_call(call: Callable[[Any, Tensor], Any], length: int | None = None)
 
 
 def fixed_length_calls(target: nn.Module) -> Iterator[Convention]:
-    """Yield conventions of a module that adds or multiplies whole tables, so that rows have the length of a table."""
+    """Yield conventions of a module that adds or multiplies whole tables, and so takes only rows as long as a table."""
     sizes = {size for table in target.buffers() for size in table.shape[:-1] if 8 <= size <= 2**16}
     for length, shape in itertools.product(sorted(sizes), TOKEN_SHAPES[:3]):
 
@@ -362,7 +362,7 @@ def _join_heads(x: Tensor, heads: tuple[int, int, int]) -> Tensor:
 
 
 def _read_heads(qkv: Any, x: Tensor, heads: tuple[int, int, int], last: bool) -> list[Tensor]:
-    """Return the first head of queries and of keys. With `last`, return one that differs from it, or the last one."""
+    """Return the first head of queries and of keys. With `last`, return a head that differs, or the last head."""
     if isinstance(qkv, (tuple, list)) and all(isinstance(part, Tensor) for part in qkv):
         qkv = torch.cat([part.flatten(1) for part in qkv], -1)
     width, count = x.shape[-1], x.shape[0] * x.shape[2]

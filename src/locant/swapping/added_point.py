@@ -1,9 +1,9 @@
-"""Positions that a model adds: a table of learned positions to its token embeddings, or T5's bias to its scores.
+"""Positions that a model adds to its token embeddings (a table of learned positions) or to its scores (T5's bias).
 
-A hook before the model records the positions of its tokens, and a hook after the input embeddings adds to their result.
-A module without a largest position replaces a table. The first layer of a T5 stack makes a matrix from its bias, and
-passes it to the other layers as `position_bias`. A hook asks the bias table for its rows in order, so that the model's
-own code passes on the table itself. Parameters that are trained, sharded or recomputed stay where they are.
+A hook before the model records the positions of its tokens. A hook after the input embeddings adds the new encoding. A
+module that accepts any position replaces the table. The first layer of a T5 stack makes a matrix from its bias, and
+passes it to the other layers as `position_bias`. A hook makes the bias table return its rows in order, so that the
+model's own code passes the table instead. Parameters that are trained, sharded or recomputed stay where they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from locant.swapping.rotary_point import owner_around
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """The names of tables of learned positions in models."""
 ROTATING_MODEL = "RoFormer"
-"""A model whose table of such a name holds sines and cosines for rotation: zeros would leave no queries and keys."""
+"""A model whose table with such a name holds sines and cosines for rotation. Zeros would make queries and keys 0."""
 
 
 def learned_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
@@ -47,7 +47,7 @@ class EmbeddingPoint:
 
     Args:
         stack: the part of the model that has token embeddings: its encoder, its decoder, or the whole model.
-        arguments: the arguments of its forward.
+        arguments: the arguments of the stack's forward.
     """
 
     def __init__(self, new_encoding: NewEncoding, stack: Any, arguments: ForwardArguments) -> None:
@@ -100,9 +100,9 @@ def _positions(tokens: Tensor, position_ids: Tensor | None, cache: Any, mask: An
 
 
 class ZeroPositions(nn.Module):
-    """Replace a table of positions by zeros at any position.
+    """A replacement for a table of positions that returns zeros at any position.
 
-    The rows stay in a buffer of the same name, so that they are saved but not trained.
+    The rows of the table stay in a buffer of the same name, so that they are saved but not trained.
     """
 
     weight: Tensor
@@ -124,7 +124,7 @@ def remove_table(owner: nn.Module, path: str, undo: ExitStack) -> None:
     setattr(parent, name, zeros)
 
     def restore() -> None:
-        table.weight.data = zeros.weight  # which may have been moved, cast or loaded with the model
+        table.weight.data = zeros.weight  # the model may have moved, cast or loaded the rows
         setattr(parent, name, table)
 
     undo.callback(restore)
@@ -139,13 +139,13 @@ CROSS = "EncDecAttention"
 SIZES = ("relative_attention_num_buckets", "relative_attention_max_distance", "is_decoder")
 """The attributes of attention modules that determine the buckets."""
 SLOT_OF_QUERY = "past_seen_tokens"
-"""The argument of T5's code for the slot of its first query."""
+"""The argument of T5's code that holds the slot of the first query."""
 
 Table = Float[Tensor, "1 heads 1 buckets"]
 
 
 class T5BiasWithoutTable(T5Bias):
-    """T5's bias without its own table: each call passes the model's table."""
+    """T5's bias without its own table. Each call passes the model's table."""
 
     def __init__(self, num_heads: int, **options: Any) -> None:
         super().__init__(num_heads, **options)
@@ -160,7 +160,7 @@ class T5BiasWithoutTable(T5Bias):
     def make_matrix(
         self, table: Table, positions: Positions, k_positions: Positions
     ) -> Float[Tensor, "1 heads query key"]:
-        """Return the matrix that the model's own code makes: numbers of the table, in its dtype."""
+        """Return the same matrix as the model's own code, in the dtype of the table."""
         distance = positions.index[0, :, None] - k_positions.index[0]
         return table[:, :, 0, self.buckets(distance)]
 
@@ -173,7 +173,7 @@ class BiasPoint:
     """The encoder or the decoder of a model, and the bias that its layers add to their scores.
 
     Args:
-        tables: the attention modules that have a table: the first one, or all.
+        tables: the attention modules that have a table (only the first one, or all).
         layers: the self-attention modules of each layer.
         cross: the cross-attention modules, which have no positions.
     """
@@ -262,7 +262,8 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
 def layer_types(points: Sequence[BiasPoint], config: Any) -> list[str | None]:
     """Return the type of every layer.
 
-    For T5 it is ``"encoder"`` or ``"decoder"``, the encoder's layers first. Otherwise it comes from the configuration.
+    For T5 the type is ``"encoder"`` or ``"decoder"``, and the encoder's layers come first. For other models the
+    configuration states the types.
     """
     kinds: list[str | None] = [point.kind for point in points for _ in point.layers]
     if kinds:

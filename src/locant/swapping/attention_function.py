@@ -44,8 +44,8 @@ class AttentionPoint:
     Args:
         new_encoding: the encoding to apply, or ``None`` if the layer keeps its own attention.
         previous: the name of the attention function that the module had before.
-        own_bias: the bias of T5 that we take from the model's own code. A layer that keeps its bias receives its table
-            and not its matrix. Another encoding replaces it. ``None`` if the model's own code adds the bias.
+        own_bias: T5's bias, if our attention function computes or replaces it. A layer that keeps its bias receives the
+            table instead of the matrix. ``None`` if the model's own code adds the bias.
     """
 
     new_encoding: NewEncoding | None
@@ -53,7 +53,7 @@ class AttentionPoint:
     own_bias: T5BiasWithoutTable | None = None
 
     def attach(self, module: nn.Module, undo: ExitStack) -> None:
-        """Store this in an attention module, where our attention function finds it."""
+        """Store this object in an attention module, so that our attention function finds it."""
         setattr(module, ATTENTION_POINT, self)
         undo.callback(delattr, module, ATTENTION_POINT)
 
@@ -77,7 +77,7 @@ def distance_mask(
     device: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """Return the distances in slots of queries and keys, ``batch 1 query key``, minus `HIDDEN` for hidden keys.
+    """Return the distance in slots of each query and key, ``batch 1 query key``, minus `HIDDEN` for hidden keys.
 
     Return ``None`` if only later keys are hidden and the last keys belong to the queries.
     """
@@ -155,12 +155,12 @@ def attention(
     bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
     unordered = (replace(each, order_or_none=None) for each in (positions, k_positions))  # ordered by their positions
     if (classes := encoding.pair_classes(*unordered)) is not None:
-        # We need a matrix: if a row is padded or packed, only the model's mask shows which pairs exist.
+        # We need a matrix, because only the model's mask shows which pairs exist in padded or packed rows.
         bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if (softcap := others.get("softcap")) is not None:
             bias = (bias / softcap).tanh() * softcap
         query = query * 0.0  # so that the scores are only these products
-    if bias is not None:  # use float32, whatever the model's dtype: 16 bits cannot distinguish long distances
+    if bias is not None:  # always use float32, because 16 bits cannot distinguish long distances
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
     mask = _additive_mask(mask, query.dtype, bias)
     function = point.previous_function(module)
@@ -193,7 +193,7 @@ def _own_mask_and_bias(
 
 
 def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
-    """Return whether `attend` can replace the previous function: it is sdpa, without soft cap, sinks or a cache."""
+    """Return whether `attend` can replace the previous function: sdpa without soft cap, sinks or a cache."""
     has_more = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
     return point.previous == "sdpa" and not has_more
 
@@ -206,9 +206,9 @@ def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
 
 
 def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
-    """Return the positions of queries and keys: their places if they are known, and their slots otherwise.
+    """Return the places of queries and keys if they are known, and their slots otherwise.
 
-    A key that no query sees is padding. Encodings that count the keys between two tokens do not count it.
+    A key that no query sees is padding. Encodings that count the keys between two tokens do not count padding.
     """
     length, keys, device = query.shape[2], key.shape[2], query.device
     places = places or Places()

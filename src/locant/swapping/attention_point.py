@@ -1,7 +1,8 @@
 """The attention modules of a `transformers` model, and our attention function in them.
 
-`transformers` calls the attention function that the configuration names, and a mask function of the same name. So a
-swapped model calls the functions of `attention_function.py`. The hooks of `token_places.py` pass on its positions.
+`transformers` calls the attention function that the configuration names, and a mask function of the same name. A
+swapped model names ours, which are in `attention_function.py`. The hooks of `token_places.py` pass the positions of the
+tokens to them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from locant.swapping.forward_arguments import named_argument
 NAME = "locant"
 """The name of our attention function, for all models."""
 SUPPORTED = ("sdpa", "eager")
-"""The attention functions that take a mask of numbers, so that ours can call them."""
+"""The attention functions that ours can call, because they take a mask of numbers."""
 
 
 def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
@@ -32,14 +33,14 @@ def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
 
 
 def has_learned_bias(owner: nn.Module) -> bool:
-    """Return whether the model's attention has a learned bias, as T5's has."""
+    """Return whether the model's attention has a learned bias, such as T5's."""
     return any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters())
 
 
 def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
-    """Raise `InputError` unless the model calls an attention function by name, and it takes a mask of numbers.
+    """Raise `InputError` unless the model calls an attention function by name that takes a mask of numbers.
 
-    T5 does not declare support for other functions, because it passes its bias, which they do not know.
+    T5 does not declare support for other functions, because they do not know the bias that it passes.
     """
     name = type(owner).__name__
     if not (owner._supports_attention_backend or has_known_bias) or not owner._can_set_attn_implementation():
@@ -58,7 +59,7 @@ def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
 def install_function(owner: Any, undo: ExitStack) -> None:
     """Let the model call our attention function.
 
-    A hook raises an error if the model is later set to another function, which would lose its encoding.
+    A hook raises an error if the model is later set to another function, because the encoding would be lost.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 

@@ -1,8 +1,8 @@
 """The arguments of a foreign forward, found by the names in its signature.
 
 Releases rename arguments: the cache of `transformers` was `past_key_values` up to 5.23 and is `cache` from 5.24 on. A
-value that is read by the old name is silently missing. So the names are looked up once, when a hook is attached, and
-`InputError` is raised if a forward has no known name for an argument that is needed.
+value that is read by the old name is silently missing. So we look up the names once, when a hook is attached. If a
+forward has no known name for a necessary argument, we raise `InputError`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import nn
 from locant.errors import InputError
 
 CACHE = ("cache", "past_key_values")
-"""The names of a model's cache in releases of `transformers`: its argument, and its entry in the model's result."""
+"""The names of a model's cache in releases of `transformers`, as an argument and as an entry of the model's result."""
 TOKENS = ("input_ids", "inputs_embeds")
-"""The names of the tokens: their ids, and their embeddings."""
+"""The arguments that hold the token ids or their embeddings."""
 USES_CACHE = "use_cache"
 CACHE_TYPE = re.compile(r"\b(Dynamic|Static|EncoderDecoder)?Cache\b")
 
@@ -59,7 +59,7 @@ class ForwardArguments:
 
 
 def cache_argument(model: Any) -> str | None:
-    """Return the name of a model's argument for the cache, or ``None`` if it has no such argument with a known name."""
+    """Return the name of a model's argument for the cache, or ``None`` if no argument has a known name."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in CACHE if name in parameters), None)
 
@@ -73,7 +73,8 @@ def cache_in(result: Any) -> Any:
 def _has_cache(model: nn.Module) -> bool:
     """Return whether a model needs a cache.
 
-    That is so if its forward, or a forward that it overrides, has arguments for a cache, or its attention is causal.
+    It needs a cache if its attention is causal, or if its forward or a forward that it overrides has an argument for a
+    cache.
     """
     if any(getattr(each, "is_causal", None) is True for each in model.modules()):
         return True

@@ -31,7 +31,7 @@ class ModelPoints:
 
     Args:
         model: the model that was passed to `swap`, which may be a PEFT model.
-        owner: the innermost model in it that has the layers. It holds new encodings, as `locant`.
+        owner: the innermost model that has the layers. It holds the new encodings in its attribute `locant`.
         rotary: the rotary modules.
         biases: the stacks whose layers add T5's bias. Empty if there is a rotary module.
         tables: the paths of tables of learned positions. Empty if there is a rotary module or T5's bias.
@@ -124,7 +124,7 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     """Return the points of a model.
 
     Raises:
-        InputError: it is not a model of `transformers`, it is already swapped, or its positions are unknown.
+        InputError: `model` is not a model of `transformers`, is already swapped, or has unknown positions.
     """
     inner = _require_model(model)
     rotary = rotary_points(inner, angles=angles)
@@ -137,12 +137,16 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     if any(point.owner is not owner for point in rotary):
         got = f"got {type(model).__name__} with rotary modules of {len({id(point.owner) for point in rotary})} models"
         raise InputError(got, "swap the inner model that you mean, such as model.model.decoder")
-    tables = [path for path, _ in learned_tables(owner)] if tables else []  # from the owner
+    tables = [path for path, _ in learned_tables(owner)] if tables else []  # paths relative to the owner
     return ModelPoints(model, owner, rotary, biases, tables, angles)
 
 
 def _require_model(model: Any) -> Any:
-    """Return the model, or the one inside a PEFT model. Raise if it is swapped or is not a `transformers` model."""
+    """Return the model, or the model inside a PEFT model.
+
+    Raises:
+        InputError: it is not a model of `transformers`, or it is already swapped.
+    """
     require("transformers", "swapping encodings")
     from transformers import PreTrainedModel
 

@@ -33,7 +33,7 @@ class NewEncoding:
 
     @property
     def current(self) -> PositionEncoding:
-        """The encoding that the model holds now. With PEFT it is a trained copy of the one that was passed."""
+        """The encoding that the model holds now. With PEFT it is a trained copy of the passed encoding."""
         return getattr(getattr(self.owner, HOLDER), str(self.index))
 
     @cached_property
@@ -43,7 +43,7 @@ class NewEncoding:
 
 
 def hold_encodings(owner: Any, encodings: Sequence[NewEncoding], undo: ExitStack) -> None:
-    """Move encodings to a model's device and dtype, and register them in it. Undoing this does not move them back."""
+    """Move encodings to a model's device and dtype, and register them in the model. `undo` does not move them back."""
     parameters = [*owner.parameters()]
     first = next((each for each in parameters if not each.is_meta), None)  # offloaded parameters hold no numbers
     holder = nn.Module()  # not a list: PEFT does not train lists that modules_to_save names

@@ -1,7 +1,8 @@
 """The encoding of every layer, and the `locant` entry of the configuration that stores it.
 
-`from_pretrained` of `transformers` would load such a folder without its encoding, and without an error. So the
-configuration also names an attention function that does not exist: `LOADER`, which `from_pretrained` refuses by name.
+`from_pretrained` of `transformers` would load a saved model without its encoding and without an error. So the
+configuration also names an attention function that does not exist, `LOADER`. `from_pretrained` then raises an error
+that contains this name.
 """
 
 from __future__ import annotations
@@ -67,13 +68,14 @@ def _require_encoding(name: str, encoding: Any) -> PositionEncoding | None:
 # ---------------------------------------------------------------------- the entry in the configuration
 
 CONFIG_KEY = "locant"
-"""The entry in the configuration."""
+"""The entry in the configuration that stores the encodings."""
 FUNCTION_KEYS = ("attn_implementation", "_attn_implementation")
 """The entries that name the attention function. `transformers` before 5.4 reads only the second one from a file, and
 so do the ``Auto`` classes of later releases if the caller passes another function."""
 LOADER = "locant.checkpoints.load_swapped"
-"""The function that loads such a model, in place of the name of an attention function. No function is registered under
-this name, so that `from_pretrained` of `transformers` raises an error, whether locant is imported or not."""
+"""The function that loads a saved model. The configuration has its name in place of the name of an attention function.
+No attention function is registered under this name, so `from_pretrained` of `transformers` raises an error, even if
+locant is imported."""
 
 
 def copy_configurations(model: nn.Module) -> None:
@@ -97,7 +99,7 @@ def record(
     """Write the encodings, and the index of each layer's encoding, into the configuration."""
     indices = [None if each is None else each.index for each in layers]
     entry = {"encodings": [each.description for each in encodings], "layers": indices, "angles": angles}
-    # Write past the property of the private key, so that the model itself keeps its attention function.
+    # Bypass the property of the private key, so that the model itself keeps its attention function.
     for key, value in {CONFIG_KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER)}.items():
         vars(config)[key] = value
         undo.callback(vars(config).pop, key, None)  # a user may have removed it

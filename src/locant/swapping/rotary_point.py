@@ -1,9 +1,9 @@
-"""The rotary module of a `transformers` model: what it computes, and hooks that give its layers other angles.
+"""Measure the rotary module of a `transformers` model, and attach hooks that give its layers other angles.
 
 A model calls its rotary module with position ids, and every layer rotates by the result. The result may hold the cosine
 of a pair once, twice side by side, twice one after the other, or as a complex number. We find out by running the module
-and comparing it with `Rotary.from_config`, at every length beyond which it may compute other angles. A module that
-computes something else can get another encoding, but not its own.
+and comparing it with `Rotary.from_config`, at every length beyond which it may compute other angles. If a module
+computes something else, its layers can get another encoding, but cannot keep their own.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Angles]] = {
     "complex": torch.complex,
     "backwards": lambda cos, sin: (torch.cat([cos, cos], -1), torch.cat([-sin, -sin], -1)),
 }
-"""Forms that hold the cosine and the sine of each pair: twice in halves, twice in neighbours, once, as one complex
-number, and in halves with negative sines (models that rotate from the second of a pair towards the first)."""
+"""Forms that hold the cosine and the sine of each pair: twice in halves, twice side by side, once, as one complex
+number, and in halves with negative sines (models that rotate a pair from its second member towards its first)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Form:
         return self.reorder(FORMS[str(self.name)](cos, sin))
 
     def reorder(self, angles: Angles) -> Angles:
-        """Put a cosine and a sine into the order of the module, or back."""
+        """Convert a cosine and a sine to the module's order, or back."""
         return angles[::-1] if self.sines_first else angles
 
     def zero_angles(self, like: Angles) -> Angles:
@@ -87,15 +87,15 @@ class Form:
 
 @dataclass(frozen=True)
 class RotaryPoint:
-    """A rotary module, its path, and what it computes.
+    """A rotary module, its path, and the angles that it computes.
 
     Args:
         owner: the model whose layers use the module.
         own: the encoding of its configuration, for each layer type that the module distinguishes.
-        form: the form of its result. Without a name, its angles differ from `own` at every length.
+        form: the form of its result. If the form has no name, the angles differ from `own` at every length.
         rounding_error: the largest difference of its cosines and sines from `own` at the first `NEAR` positions, if its
             frequencies were rounded to 16 bits.
-        differs_at: for each layer type whose angles differ from `own`, the first length at which they do.
+        differs_at: the first length at which the angles differ from `own`, for each layer type with a difference.
     """
 
     path: str
@@ -125,18 +125,18 @@ class RotaryPoint:
 class ForLongestRow:
     """Rescale an encoding for the longest row of a call, as `transformers` does, if its scaling depends on the length.
 
-    The last rescaled encoding is kept.
+    The object keeps the last rescaled encoding.
     """
 
     outside_of_graphs: ClassVar[Any] = None
 
     def __init__(self) -> None:
         self.last: tuple[Rotary, int, Rotary] | None = None
-        if ForLongestRow.outside_of_graphs is None:  # not at import: it imports the compiler, which takes a second
+        if ForLongestRow.outside_of_graphs is None:  # not at import, because this imports the compiler (a second)
             ForLongestRow.outside_of_graphs = staticmethod(torch.compiler.disable(ForLongestRow._rescale))
 
     def __call__(self, encoding: Rotary, index: Tensor) -> Rotary:
-        """Return the encoding for the largest position in `index`. One for a longer row is returned unchanged."""
+        """Return the encoding for the largest position in `index`. An encoding for a longer row does not change."""
         if encoding.scaling.length_threshold is None:
             return encoding
         return self.outside_of_graphs(self, encoding, index)
@@ -217,7 +217,7 @@ def _angles(encoding: Any, for_longest: ForLongestRow, position_ids: Any, form: 
         return form.zero_angles(like)
     encoding = for_longest(encoding, position_ids)
     index = position_ids.movedim(0, -1) if position_ids.ndim == 3 else position_ids
-    # Do not read the values: an accelerator would have to synchronize, and each length would need a graph.
+    # Do not read the values: an accelerator would have to synchronize, and each length would need its own graph.
     if isinstance(like, Tensor):
         return _complex_angles(encoding, index)
     dtype = torch.promote_types(like[0].dtype, torch.float32)
@@ -299,7 +299,8 @@ def _name(path: str, module: nn.Module) -> str:
 def _lengths(config: Any, module: nn.Module) -> list[int]:
     """Return lengths on both sides of every length in the configuration, beyond which a module may change its angles.
 
-    A module that looks up its angles in a table has none for longer rows. Its model raises an error for them.
+    If a module looks up its angles in a table, the lengths end with the table. Its model raises an error for longer
+    rows.
     """
     rows = min((len(buffer) for buffer in module.buffers() if buffer.ndim == 2), default=MAX_INT32)
     rope = attribute(config, "rope_parameters") or {}
@@ -317,15 +318,15 @@ def _own_encodings(config: Any, module: nn.Module, *, takes_types: bool) -> dict
     rope = attribute(config, "rope_parameters") or {}
     nested = any(isinstance(value, Mapping) for value in rope.values())
     if not (takes_types and nested):
-        # A model with an unknown name has the rotary module of a known one. Its layout matters to its layers, but not
-        # to its angles. The same holds for a layout that the weights may not have.
+        # A model with an unknown name has the rotary module of a known model. The layout affects its layers, but not
+        # its angles. The same holds if the weights may have another layout.
         keys = read(config)[1].rotary_keys
         layout = (keys.layout or "half") if keys is UNKNOWN or keys.layout_doubt else None
         options: dict[str, Any] = {"layer_type": None, "angles": "float32", "layout": layout}
         return {None: rotary_from_config(Rotary, config, **options, for_all_layers=False)}
     types = [kind for kind in getattr(module, "layer_types", rope) if isinstance(rope.get(kind), Mapping)]
     by_type = {kind: each for kind, each in rope.items() if each is None or isinstance(each, Mapping)}
-    if len(by_type) < len(rope):  # transformers 5.0 also copies the keys of plain rope parameters into them
+    if len(by_type) < len(rope):  # transformers 5.0 also adds the keys of plain rope parameters
         config = copy.copy(config)
         config.rope_parameters = by_type
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}
@@ -335,7 +336,8 @@ class Measurement(NamedTuple):
     """The comparison of a module's result with an encoding.
 
     Args:
-        form: the form in which the result holds the angles of `rotary`. Without a name, the angles differ in every row.
+        form: the form in which the result holds the angles of `rotary`. It has no name if the angles differ in every
+            row.
         rounding_error: the largest error of rounded frequencies.
         differs_at: the length of the first row whose angles differ.
     """
@@ -349,7 +351,7 @@ class Measurement(NamedTuple):
 def _measure(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths: Sequence[int]) -> Measurement:
     """Compare a module with the encoding of its configuration.
 
-    If it differs, try without LongRoPE's long factors, which a module may ignore (PhiMoE of `transformers`).
+    If they differ, try again without LongRoPE's long factors, which a module may ignore (PhiMoE of `transformers`).
     """
     measurement = _compare(module, rotary, layer_type, lengths)
     if measurement.differs_at is None or not isinstance(rotary.scaling, LongRoPE):
@@ -385,7 +387,7 @@ def _compare(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths:
 
 
 def _returns_sines_first(angles: Angles) -> bool:
-    """Return whether the first of two results is 0 at position 0 and the second is not, as with any frequencies."""
+    """Return whether the first of two results is 0 at position 0, as sines are, and the second is not."""
     if isinstance(angles, Tensor):
         return False
     first, second = (each[..., 0, :].abs().max().item() for each in angles)
@@ -407,13 +409,13 @@ def _result(module: nn.Module, rotary: Rotary, layer_type: str | None, length: i
 
 
 def _is_rounded(buffer: Tensor) -> bool:
-    """Return whether the numbers fit into 16 bits, whatever their dtype: `model.bfloat16().float()` rounds them."""
+    """Return whether the numbers fit into 16 bits in any dtype, as after `model.bfloat16().float()`."""
     narrow = (buffer.to(dtype).to(buffer.dtype) for dtype in (torch.bfloat16, torch.float16))
     return buffer.is_floating_point() and buffer.ndim > 0 and any(torch.equal(each, buffer) for each in narrow)
 
 
 def _distance(first: Angles, second: Angles) -> Tensor:
-    """Return the largest difference at each position, infinity if the forms differ."""
+    """Return the largest difference at each position, or infinity if the forms differ."""
     pairs = [*zip(*((each,) if isinstance(each, Tensor) else each for each in (first, second)), strict=False)]
     if isinstance(first, Tensor) != isinstance(second, Tensor) or any(x.shape != y.shape for x, y in pairs):
         return torch.full((NEAR + 1,), inf)

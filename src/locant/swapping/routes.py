@@ -1,4 +1,4 @@
-"""The ways in which a layer can get its encoding. Each way is a class, and each layer has an object of one of them.
+"""The ways in which a layer can get its encoding. Each way is a class, and each layer has an object of one class.
 
 | class | what happens |
 |---|---|
@@ -8,8 +8,8 @@
 | `AddToScores` | our attention function rotates and biases |
 | `AddToEmbeddings` | the encoding is added to the token embeddings |
 
-`choose_route` returns one of them. Its `attach_` methods change the model where this is necessary, and add callbacks to
-a stack that undo the changes.
+`choose_route` returns such an object. Its `attach_` methods change the model if this is necessary. They also push
+callbacks onto a stack, which undo the changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Route:
     Args:
         points: the points of the model.
         layer: the index of the layer.
-        new_encoding: its encoding, or ``None`` if the layer keeps its own.
+        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own.
     """
 
     def __init__(self, points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> None:
@@ -111,7 +111,7 @@ class Route:
 
 
 class KeepOwn(Route):
-    """The layer keeps the model's own encoding. Its angles may become exact, and its bias may do without a matrix."""
+    """The layer keeps the model's own encoding. Its angles may become exact, and its bias may not need a matrix."""
 
     @property
     def own_bias(self) -> T5BiasWithoutTable | None:
@@ -202,11 +202,11 @@ def _one_line(encoding: PositionEncoding) -> str:
 
 
 def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> Route:
-    """Return how a layer gets its encoding.
+    """Return the route by which a layer gets its encoding.
 
     Raises:
         InputError: the encoding needs something that the model does not pass to its attention.
-        RangeError: the sizes or the layout of the encoding are not those of the model.
+        RangeError: the sizes or the layout of the encoding do not fit the model.
     """
     if new_encoding is None:
         return KeepOwn(points, layer, None)
@@ -229,7 +229,7 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
 def _fits_angles(encoding: Rotary, points: ModelPoints) -> bool:
     """Return whether the model's own code can rotate by the angles of an encoding."""
     rotations = points.own_rotations
-    # Angles cannot express a temperature of the queries. If the model has the same one, its own code applies it.
+    # Angles cannot express a temperature of the queries, but the model's own code may apply the same temperature.
     fits_temperature = all(encoding.temperature in (None, each.temperature) for each in rotations)
     is_form_known = all(point.form.name is not None for point in points.rotary)
     fits_pairs = all(encoding.pairs == each.pairs for each in rotations)

@@ -28,22 +28,24 @@ def swap(
     layers: LayerPlan | None = None,
     angles: AngleMode = "exact",
 ) -> Swap:
-    """Give a `transformers` model another position encoding, or its own with exact angles, in place until `undo`.
+    """Give a `transformers` model another position encoding, or make its own angles exact, in place until `undo`.
 
     No forward and no class is replaced. A hook after the rotary module gives every layer other angles. An encoding that
     adds to the scores, or rotates in a way that the model's code cannot, goes through `AttentionInterface`. An encoding
     that adds to the token embeddings goes through a hook after them. The old positions are removed: rotary positions, a
     table of learned positions, or the bias of T5 and its relatives (mT5, UMT5, ByT5, Switch Transformers).
 
-    The encoding's parameters become parameters of the model, as `locant` of its inner model, and `save_pretrained`
-    writes them. `locant.checkpoints.load_swapped` loads such a folder, and `from_pretrained` alone raises an error. The
-    model gets and keeps a copy of its configuration, so that other models with the same configuration do not change. If
-    every layer keeps its own encoding, nothing is written, and a saved folder is a folder of the original model.
+    The encoding's parameters become parameters of the model, in the attribute `locant` of its inner model, and
+    `save_pretrained` writes them. `locant.checkpoints.load_swapped` loads the saved folder, and `from_pretrained` alone
+    raises an error. The model gets and keeps a copy of its configuration, so that other models with the same
+    configuration do not change. If every layer keeps its own encoding, the configuration has no new entry, and a saved
+    folder is a folder of the original model.
 
-    The layers of T5 are numbered consecutively, the encoder's first, and their type is ``"encoder"`` or ``"decoder"``.
-    Cross-attention has no positions and does not get any. T5's own bias gives the same bits as before. With 2^20
-    scores or more (over all heads), rows without padding do not need the matrix of the bias. They agree up to rounding,
-    unless the model is trained or compiled. With ``angles="float32"`` the model's own code computes the whole bias.
+    The layers of T5 are numbered consecutively, and the encoder's layers come first. Their type is ``"encoder"`` or
+    ``"decoder"``. Cross-attention has no positions and does not get any. T5's own bias gives the same bits as before,
+    with one exception. With 2^20 scores or more (over all heads), rows without padding do not use the matrix of the
+    bias, and their results agree up to rounding. A model that is trained or compiled always uses the matrix. With
+    ``angles="float32"`` the model's own code computes the whole bias.
 
     Args:
         model: any model of `transformers` whose extension points are known. You may compile it, shard it or give it
@@ -53,23 +55,23 @@ def swap(
         layers: a plan, if layers differ. ``{"every": 4, "encoding": other}`` gives every fourth layer the other
             encoding. A function of a layer's index and type (from ``config.layer_types``) returns the encoding of each
             layer, or ``None`` for its own.
-        angles: for the model's own encoding: ``"exact"``, or ``"float32"`` for the same bits as before. Other encodings
-            are built with their own angles.
+        angles: the angles of the model's own encoding: ``"exact"``, or ``"float32"`` for the same bits as before. Other
+            encodings are built with their own angles.
 
     Returns:
         A handle. `undo`, or leaving a ``with`` block, restores the model. `sentences` describes each layer.
 
     Raises:
-        InputError: the model cannot be swapped, and the error names the reason: it has no rotary positions although its
-            own encoding is requested, its class is not part of `transformers`, or its attention is fused. Nothing has
-            changed then.
-        RangeError: the sizes of the encoding are not those of the model, or the plan does not match any layer.
+        InputError: the model cannot be swapped. For example, it has no rotary positions although its own encoding is
+            requested, its class is not part of `transformers`, or its attention is fused. The error states the reason,
+            and the model is unchanged.
+        RangeError: the sizes of the encoding do not fit the model, or the plan does not match any layer.
 
     Costs: the model still computes its own angles. A bias is added as a matrix if rows are padded, packed or in a
     window. If a scaling depends on the length, every call reads the length from the device, outside of graphs.
 
-    The caller's position ids are used with or without a mask, and kept with the keys of a cache. A static cache
-    (``"static"``) does not keep them: its keys are assumed to count up to the last query without a gap.
+    The caller's position ids are used with or without a mask, and are stored with the keys of a cache. A static cache
+    (``"static"``) does not store them. Its keys are assumed to count up to the last query without a gap.
 
     >>> import locant
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -133,7 +135,7 @@ def _needs_function(routes: Sequence[Route]) -> bool:
 
 
 def _require(points: ModelPoints, routes: Sequence[Route]) -> None:
-    """Raise `InputError` unless the model has all points that the routes need. This changes nothing."""
+    """Raise `InputError` unless the model has all points that the routes need. The model is not changed."""
     is_mixed = _is_mixed(routes)
     for route in routes:
         route.require(is_mixed=is_mixed)
@@ -150,7 +152,7 @@ def _require(points: ModelPoints, routes: Sequence[Route]) -> None:
 
 
 def _attach(points: ModelPoints, routes: Sequence[Route], encodings: Sequence[NewEncoding]) -> Swap:
-    """Attach every route. If a step fails, those before it are undone."""
+    """Attach every route. If a step fails, undo the previous steps."""
     model, owner = points.model, points.owner
     with ExitStack() as undo:
         setattr(owner, SWAPPED_MARK, True)
@@ -176,7 +178,7 @@ def _attach(points: ModelPoints, routes: Sequence[Route], encodings: Sequence[Ne
 
 
 def _attach_to_attention(points: ModelPoints, routes: Sequence[Route], undo: ExitStack) -> None:
-    """Let the model call our attention function, and pass it what the layers need."""
+    """Let the model call our attention function, and pass the data of the layers to this function."""
     previous = points.owner.config._attn_implementation
     for route in routes:
         route.attach_to_attention(undo, previous)

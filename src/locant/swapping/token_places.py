@@ -1,8 +1,8 @@
 """The positions of the tokens in a call. Two hooks around the model pass them to every layer.
 
 A token's *slot* is its index in the row that the cache has processed. Its *place* is its position id, or its slot if it
-has no position id. The hook before the model passes the slot of its first token to every layer. If the caller gives
-position ids that are not the slots, the hook passes the ids as well, and the hook after the model stores them with the
+has no position id. The hook before the model passes the slot of the first token to every layer. If the caller passes
+position ids that differ from the slots, the hook passes the ids as well. The hook after the model stores them with the
 keys in the cache. So keys are rotated and biased as in the model's own code.
 """
 
@@ -35,8 +35,8 @@ class Places(NamedTuple):
     Args:
         queries: the position ids of the queries, ``batch|1 seq``, or ``None`` if they are the slots.
         keys: the position ids of the keys, by slot. They may end before the last query if a graph continues in a static
-            cache. The ids of the remaining slots count up to the queries' ids without a gap. ``None`` if this is so
-            for all slots.
+            cache. The ids of the remaining slots count up to the queries' ids without a gap. ``None`` if this holds for
+            all slots.
         first: the slot of the first query, or ``None`` if it is unknown. The cache then holds all earlier keys.
     """
 
@@ -78,14 +78,14 @@ class KeyPlaces:
     Args:
         ids: the position ids of the keys, ``batch|1 keys``, or ``None`` if they are the slots.
         tensor: the keys of a layer when the ids were stored. If the cache now holds another tensor, its rows were
-            changed in a way that we do not follow. A copy of the cache has a copy of both.
+            changed in a way that we do not follow. A copy of the cache has a copy of the ids and of this tensor.
     """
 
     ids: Tensor | None
     tensor: Tensor | None
 
     def change(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Change the position ids in the same way as this method of a cache layer changes its keys."""
+        """Apply a method of a cache layer to the position ids, as the layer applies it to its keys."""
         from transformers.cache_utils import DynamicLayer
 
         if self.ids is None or (len(self.ids) == 1 and method != "crop"):  # all rows share these ids
@@ -108,7 +108,7 @@ def _wrap_row_methods(cache: Any) -> None:
     for name, wrapper in WRAPPERS.items():
         method = getattr(type(cache), name, None)
         if method is not None and getattr(getattr(cache, name), "__func__", None) is method:
-            setattr(cache, name, MethodType(wrapper, cache))  # copies of the cache keep it
+            setattr(cache, name, MethodType(wrapper, cache))  # copies of the cache keep the wrapper
 
 
 def _wrapper(name: str) -> Callable[..., None]:
@@ -120,7 +120,7 @@ def _wrapper(name: str) -> Callable[..., None]:
             key_places.change(name, *args, **kwargs)
             key_places.tensor = _first_keys(cache)
 
-    method.__name__ = name  # by this name, unpickling a cache finds the method of its class
+    method.__name__ = name  # so that unpickling a cache finds the method of its class
     return method
 
 
@@ -151,7 +151,7 @@ def _places(arguments: dict[str, Any], cache: Any) -> Places | None:
     elif count:
         past = _past_places(arguments.get("attention_mask"), ids, slots, count)
     if past is None and (ids is None or (has_values(ids) and torch.equal(ids, slots.expand_as(ids)))):
-        # Fused kernels can use this. Reading the ids costs no more than transformers' own check of the mask.
+        # Without ids, fused kernels can run. Reading the ids costs no more than transformers' own check of the mask.
         return Places(first=seen)
     ids = slots if ids is None else ids
     if not count:
