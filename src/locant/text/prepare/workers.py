@@ -93,7 +93,7 @@ class Workers:
             self._reports.put((worker, line))
 
     def close(self) -> None:
-        """Kill the workers. Idle ones lose nothing, and busy ones lose only their current part."""
+        """Kill the workers. Idle workers lose no work, and busy workers lose only their current part."""
         for worker in self._workers:
             worker.kill()
             worker.wait()
