@@ -80,7 +80,7 @@ def well_formed(text: str) -> str:
 
 
 def standard_input() -> Readable:
-    """Return the bytes of standard input. Raise `InputError` if it is closed (a shell closes it by ``<&-``)."""
+    """Return standard input as a stream of bytes. Raise `InputError` if it is closed (a shell closes it by ``<&-``)."""
     if sys.stdin is None:
         raise InputError("got - for standard input, which is closed", "pass a file, or use a pipe")
     return sys.stdin.buffer

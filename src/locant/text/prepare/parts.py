@@ -3,7 +3,7 @@
 A part is a pure function of the plan and a number, so it may be made twice, or by two processes at once. It is made in
 a folder `part-NAME.RANDOM`, which is renamed `part-NAME` when everything in it is on disk, so a part exists whole or
 not at all. If two processes make the same part, the second finds it done and removes its own copy, which has the same
-bytes. A part holds shards of its encoded documents, with the end-of-text id after each.
+bytes. A part holds shards of its encoded documents, with the end-of-text id after each of them.
 
 When all parts are done, their shards are moved into the store, and the manifest is written last. The numbers of all
 shards are written to a file before the first one moves, so the next call continues a run that was killed between two

@@ -308,7 +308,7 @@ class Plan:
 
 
 def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Tokenizer]:
-    """Return the existing plan of a request, or write a new one, and return its tokenizer, too."""
+    """Return the plan of a request, and its tokenizer. Write a plan if it does not exist."""
     plan, tokenizer = read_plan(store), request.tokenizer
     if plan is not None and not resume:
         discard_plan(store)

@@ -6,7 +6,7 @@ standard input. An uncompressed .json file is read if it is named, but not as pa
 rarely text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by
 different paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
 
-`byte_ranges` cuts these files. `compression` and `text_encodings` read their bytes, and `readers` their documents.
+`byte_ranges` cuts these files. `compression` and `text_encodings` read their bytes. `readers` reads their texts.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def num_cores() -> int:
 
 
 class Workers:
-    """`size` workers, which start while the work is planned, and wait for orders. Call `close` at the end."""
+    """A group of `size` workers. They start while the work is planned, and wait for orders. Call `close` at the end."""
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []

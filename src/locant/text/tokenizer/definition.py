@@ -387,7 +387,10 @@ _OTHER_NORMALIZERS = {
 
 
 def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
-    """Return the last place in ``text[begin:end]`` where the text may be cut, or 0. The tokenizer must allow cuts."""
+    """Return the last place in ``text[begin:end]`` where the text may be cut, or 0 if it may not be cut there.
+
+    The tokenizer must allow cuts.
+    """
     high = len(text) if end is None else end
     size = 1024
     while True:
@@ -399,13 +402,19 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 
 def first_cut(text: bytes, begin: int) -> int:
-    """Return the first place from `begin` where the text may be cut, or its end. The tokenizer must allow cuts."""
+    """Return the first place at or after `begin` where the text may be cut, or its end.
+
+    The tokenizer must allow cuts.
+    """
     matches = _BEFORE_SPACE.finditer(text, begin)
     return next((match.end() for match in matches if is_letter(match[0])), len(text))
 
 
 def why_not_cut(definition: Definition) -> str | None:
-    """Return why the texts of this tokenizer may not be cut, or ``None``. It has the form that the library writes."""
+    """Return why the texts of this tokenizer may not be cut, or ``None`` if they may be cut.
+
+    `definition` has the form that the library writes.
+    """
     if unknown := [step["type"] for step in normalizers(definition) if step["type"] not in _NORMALIZERS]:
         return f"its normalizer {unknown[0]} {_OTHER_NORMALIZERS.get(unknown[0], 'is not known to leave cuts alone')}"
     steps = pre_tokenizers(definition)

@@ -55,8 +55,8 @@ _PADS = ("[PAD]", "<pad>", "<|pad|>")
 
 UNKNOWN = "<unk>"
 
-# Words with their apostrophes and hyphens, numbers, and runs of one mark (none of these can spell `UNKNOWN`), and the
-# spaces around them that are not written.
+# `_WORD` matches words with their apostrophes and hyphens, numbers, and runs of one mark. None of these can spell
+# `UNKNOWN`. `_NO_SPACE` matches the spaces around marks that are not written.
 _WORD = r"\w+(?:['’-]\w+)*|([^\w\s])\1*"
 _NO_SPACE = (r" (?=[,.;:?!)\]}%…’”])", r"(?<=[(\[{“‘]) ")
 
@@ -225,7 +225,8 @@ class Tokenizer:
 
         Args:
             path_or_name: a `tokenizer.json`, a folder that holds one, or a name such as ``gpt2``, ``owner/model`` or
-                ``cl100k_base``. A name is looked up in the cache of the Hugging Face libraries, then of `tiktoken`.
+                ``cl100k_base``. A name is looked up in the cache of the Hugging Face libraries, then in the cache of
+                `tiktoken`.
             download: if no cache has the name, download the tokenizer from the Hugging Face hub.
 
         Raises:
@@ -243,7 +244,7 @@ class Tokenizer:
         return json.dumps(self._definition, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json` at `path`, or in this folder. If writing fails, an older file is not changed.
+        """Write a `tokenizer.json` at `path`, or in `path` if it is a folder. If writing fails, an older file is kept.
 
         Raises:
             InputError: the path is empty, or the system refuses to write there.

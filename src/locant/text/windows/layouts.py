@@ -157,7 +157,7 @@ default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stack_po
 
 
 class DocumentWindows:
-    """Windows of one length, a stride apart, within each document. Offsets bound the documents."""
+    """Windows of one length, a stride apart, within each document. `offsets` has the bounds of the documents."""
 
     def __init__(
         self, offsets: Integer[np.ndarray, " offsets"], length: int, stride: int, *, drop_last: bool, pad_id: int

@@ -301,7 +301,10 @@ class Loader:
             self._seen = self._sampler.num_windows  # also on a rank without a part of the last step
 
     def _require_current(self, run: object) -> None:
-        """Raise `InputError` if another iteration has begun, before persistent workers return a batch of it."""
+        """Raise `InputError` if another iteration has begun.
+
+        Persistent workers would return a batch of that iteration.
+        """
         if self._current is not run:
             cause = "got a request for a batch of an iteration that another one, set_epoch or load_state_dict has ended"
             raise InputError(cause, "use one loader for each iteration")

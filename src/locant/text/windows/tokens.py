@@ -1,9 +1,9 @@
-"""Read token ids from an array or a store, by the same two methods, without a loop over tokens.
+"""Read token ids from an array or a store, with the same two methods and without a loop over tokens.
 
 `rows` reads slices of one width, and `slices` reads slices of any sizes, one after the other. In an array this is one
 fancy index. The shards of a store are mapped side by side into one array with gaps.
 
-``native/gather.c`` is faster: one call reads a batch, on one thread unless the batch is large. It rejects slices
+``native/gather.c`` is faster. One call reads a batch, on one thread unless the batch is large. It rejects slices
 outside the text and negative ids, and it cannot read stores that are not mapped, or arrays with strides. In these cases
 the methods of this module are used, and their errors name the fault.
 """
