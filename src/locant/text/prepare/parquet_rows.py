@@ -1,8 +1,8 @@
 """Read the texts of Parquet files: one row group after the other, and some rows of a group at a time.
 
 The field is the name of a column. A dot separates the names of nested records (``meta.text``). Null is an empty
-document. A value that occurs in many rows is stored once in memory. It is an error if the metadata of a group
-state more than `LARGEST` bytes of text.
+document. A value that occurs in many rows is stored once in memory. It is an error if the metadata of a group state
+more than `LARGEST` bytes of text.
 """
 
 from __future__ import annotations
