@@ -1,4 +1,4 @@
-"""Text: from files to token ids, to stores of them on the disk, and to windows of them."""
+"""Convert files of text to token ids, store the ids on disk, and cut them into windows."""
 
 import lazy_loader
 

@@ -19,7 +19,7 @@ SAMPLE = "the sample text (Python's own documentation)"
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A text as ids. `documents` are the places in the ids where each file begins, and the end.
+    """A text as token ids. `documents` holds the index of the first id of each file, and the number of ids.
 
     `asked_tokenizer` is ``None`` if the tokenizer was trained on the text.
     """
@@ -59,8 +59,8 @@ def read_corpus(
 ) -> Corpus:
     """Read the files (``-`` is standard input), or the sample text if there are no files, and encode them.
 
-    `tokenizer` is ``"bytes"`` or an argument of `Tokenizer.load`, with its option `download`. Without a tokenizer, a
-    byte-level BPE of `vocab_size` (default: `default_vocab_size`) is trained on this text.
+    `tokenizer` is ``"bytes"`` or an argument of `Tokenizer.load`, and `download` is passed to it. Without a
+    tokenizer, a byte-level BPE of `vocab_size` (default: `default_vocab_size`) is trained on this text.
     """
     if tokenizer is not None and vocab_size is not None:
         cause = "got both a tokenizer and a vocabulary size, which is only for a tokenizer that is trained here"

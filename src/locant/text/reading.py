@@ -1,4 +1,4 @@
-"""Read texts from files, or a sample text, which does not need a file.
+"""Read texts from files. A sample text is available without a file.
 
 A file is one document in UTF-8, which is read as a whole. A byte order mark is dropped, and all other bytes are kept.
 """
@@ -40,7 +40,7 @@ def sample_text() -> str:
 
 
 def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
-    r"""Return the text of every file, one document each. ``-`` is standard input.
+    r"""Return the text of every file. Each file is one document. ``-`` is standard input.
 
     Raises:
         InputError: a file is missing, a folder, empty, unreadable, or not text in UTF-8 (the error names the byte).
@@ -68,7 +68,10 @@ def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def well_formed(text: str) -> str:
-    """Return the text in a form that UTF-8 can hold: pairs of surrogates are joined, lone ones become U+FFFD."""
+    """Return the text in a form that UTF-8 can encode.
+
+    Pairs of surrogates are joined, and lone surrogates become U+FFFD.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -77,7 +80,7 @@ def well_formed(text: str) -> str:
 
 
 def standard_input() -> Readable:
-    """Return the bytes of standard input. Raise `InputError` if there is none (a shell can close it by ``<&-``)."""
+    """Return standard input as a stream of bytes. Raise `InputError` if it is closed (a shell closes it by ``<&-``)."""
     if sys.stdin is None:
         raise InputError("got - for standard input, which is closed", "pass a file, or use a pipe")
     return sys.stdin.buffer

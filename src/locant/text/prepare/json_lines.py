@@ -1,7 +1,7 @@
 """Read the texts of JSON lines.
 
 The field is a key. A dot separates the keys of nested records (``meta.text``), unless a key contains the dot. Null is
-an empty document. Bytes that are not UTF-8 become U+FFFD, and lone surrogates, which only an escape can make, do too. A
+an empty document. Bytes that are not UTF-8 become U+FFFD, and so do lone surrogates, which only an escape can make. A
 line that is not a record or lacks the field raises an error. With `skip_bad` it is skipped and counted instead. Blank
 lines are ignored.
 """
@@ -77,7 +77,7 @@ def _decoded(line: bytes, source: Source, tally: Tally) -> str:
 
 
 def _to_lines(source: Source) -> str:
-    """Return the remedy for a JSON array, a command that writes each element on a line."""
+    """Return the remedy for a JSON array: a command that writes each element on a line."""
     if source.path == STDIN:
         return "pipe it through jq -c '.[]' first"
     file = shlex.quote(source.path)

@@ -1,8 +1,8 @@
 """Read the texts of Parquet files: one row group after the other, and some rows of a group at a time.
 
 The field is the name of a column. A dot separates the names of nested records (``meta.text``). Null is an empty
-document. A value that occurs in many rows is stored once in memory. If the metadata of a group state more than
-`LARGEST` bytes of text, this is an error.
+document. A value that occurs in many rows is stored once in memory. It is an error if the metadata of a group state
+more than `LARGEST` bytes of text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Itera
 
 
 def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) -> Iterator[bytes]:
-    """Yield the rows of the groups that begin from `start` to `stop` in an uncompressed file of `size` bytes."""
+    """Yield the rows of the groups that begin between `start` and `stop` in an uncompressed file of `size` bytes."""
     arrow = require_arrow(source.name)
     from pyarrow import parquet
 

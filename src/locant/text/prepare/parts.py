@@ -3,7 +3,7 @@
 A part is a pure function of the plan and a number, so it may be made twice, or by two processes at once. It is made in
 a folder `part-NAME.RANDOM`, which is renamed `part-NAME` when everything in it is on disk, so a part exists whole or
 not at all. If two processes make the same part, the second finds it done and removes its own copy, which has the same
-bytes. A part holds shards with its encoded documents, each with the end of text after it.
+bytes. A part holds shards of its encoded documents, with the end-of-text id after each of them.
 
 When all parts are done, their shards are moved into the store, and the manifest is written last. The numbers of all
 shards are written to a file before the first one moves, so the next call continues a run that was killed between two
@@ -186,8 +186,8 @@ def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool
 def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
     """Yield the documents of a byte range, except unreadable and too long ones, which are counted.
 
-    The range is read once before, because the fault of a file or document may be at its end. A broken file is left out
-    as a whole.
+    The range is read once in advance, because the fault of a file or document may be at its end. A broken file is left
+    out as a whole.
     """
     source, start, _ = byte_range
     require_readers(source)
@@ -270,7 +270,7 @@ def finalize(out: str | Path) -> TokenStore:
     """Join the results of all tasks in `out` into a store. A finished store is returned unchanged.
 
     Raises:
-        InputError: there is nothing to join, or tasks are missing, which the error names.
+        InputError: there is no work to join, or tasks are missing (the error lists them).
     """
     out = store_folder(out)
     if (out / MANIFEST).exists():

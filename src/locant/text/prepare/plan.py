@@ -1,6 +1,6 @@
 """Requests, which are checked arguments of `prepare`, and plans, which divide the work into parts and are written once.
 
-A request holds everything that decides the content of the store, and nothing about how it is made. A plan is a folder,
+A request holds everything that decides the content of the store, but not how it is made. A plan is a folder,
 `.prepare` inside the store, that appears whole or not at all:
 
     plan.json        the options that decide the result, and where each line of parts-DIGEST.jsonl begins
@@ -13,7 +13,7 @@ A request holds everything that decides the content of the store, and nothing ab
 
 A process that makes a part reads only the line of this part. The cuts between parts depend only on the sources and
 `shard_size`, not on the processes that make parts, so the store does not depend on the processes either. The name of a
-part is a hash of its input (files in their found state) and of everything that decides its tokens. So if a file has
+part is a hash of its input (files as they were found) and of everything that decides its tokens. So if a file has
 changed, the same call replaces the plan (`plan.json` is replaced atomically). Parts that read no changed file keep
 their names in the new plan, so they are done already. The new plan keeps the tokenizer and the size of parts.
 
@@ -70,7 +70,7 @@ PARTS = 64
 """A large input is cut into at least this many parts of `SMALLEST_PART` bytes or more, for all workers."""
 
 BYTES_PER_TOKEN = 4
-"""A usual token's bytes of text, used only to cut parts that make about one shard of the requested size."""
+"""The bytes of text of a usual token. They are used only to cut parts that make about one shard."""
 
 SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 """The names of the files of shards, see `shard_name`."""
@@ -100,7 +100,7 @@ class ContentOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Everything that decides the content of the store, and nothing about how it is made (workers, engines, tasks)."""
+    """Everything that decides the content of the store, but not how it is made (workers, engines, tasks)."""
 
     sources: Sequence[Source]
     options: Mapping[str, Any]
@@ -200,7 +200,7 @@ class Request:
         return Tokenizer.train(texts, self.options["vocab_size"])
 
     def end_of_text(self, tokenizer: Tokenizer) -> int | None:
-        """Return the id to put after every document, or ``None`` for none."""
+        """Return the id to put after every document, or ``None`` for no id."""
         usual = self.options.get("end_of_text", tokenizer.end_of_text)
         return usual if self.options["append_end_of_text"] else None
 
@@ -265,15 +265,15 @@ class Plan:
     options: Mapping[str, Any]
     vocab_size: int
     end_of_text: int | None
-    """The id after every document, or ``None`` for none."""
+    """The id after every document, or ``None`` for no id."""
     begin_of_text: int | None
-    """The id before every document, or ``None`` for none."""
+    """The id before every document, or ``None`` for no id."""
     total_bytes: int
     part_bytes: int
     """The least number of bytes of input that make a part."""
     skip_bad: bool
     offsets: Sequence[int]
-    """Where the line of each part begins in parts-DIGEST.jsonl, and the end of the file."""
+    """The places in parts-DIGEST.jsonl where the line of each part begins, and the end of the file."""
     names: Sequence[str]
     """For each part a hash of its input and of everything that decides its tokens."""
     digest: str
@@ -308,7 +308,7 @@ class Plan:
 
 
 def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Tokenizer]:
-    """Return the existing plan of a request, or write a new one, and return its tokenizer, too."""
+    """Return the plan of a request, and its tokenizer. Write a plan if it does not exist."""
     plan, tokenizer = read_plan(store), request.tokenizer
     if plan is not None and not resume:
         discard_plan(store)
@@ -450,7 +450,7 @@ def remove_shards(store: Path, first: int = 0) -> None:
 
 @contextmanager
 def locked_folder(place: Path) -> Generator[Path]:
-    """Make a folder next to `place` with a locked file `LOCK`, to write in. Remove it afterwards unless moved."""
+    """Make a folder next to `place`, with a locked file `LOCK`. Remove it at the end unless it was moved."""
     folder = _aside(place)
     folder.mkdir()
     try:

@@ -51,8 +51,8 @@ from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choos
 
 BYTES_PER_WORKER = 128 * 2**20
 """The bytes of input for each worker. In one process the engines use all cores already, and a worker takes seconds to
-start and to load the tokenizer. On two cores, two workers took 1.4 to 1.5 times as long as one process for 90 MB. From
-these times, and those of less input, both take the same time at some 300 MB."""
+start and to load the tokenizer. On two cores, two workers took 1.4 to 1.5 times as long as one process for 90 MB.
+According to these times and times for less input, two workers and one process take the same time for some 300 MB."""
 
 Progress = Callable[[int, int], None]
 """A function that is called with the number of finished bytes of the input, and their total number."""
@@ -102,7 +102,7 @@ def prepare(
 
     A finished store is never changed: the same call returns it, and any other call raises an error. If files have
     changed since an interrupted call, only the parts that read them are made again. If `out` has unfinished work of a
-    call with other options, another tokenizer or other files, the call raises an error; ``resume=False`` discards such
+    call with other options, another tokenizer or other files, the call raises an error. ``resume=False`` discards such
     work.
 
     >>> import tempfile
@@ -123,13 +123,13 @@ def prepare(
         workers: number of processes. Default: one for each 128 MiB of input, at most one for each core. With one
             worker, and for a task, this process does the work, with all cores.
         resume: continue unfinished work in `out`.
-        shard_size: a shard is closed after the document that brings it to this number of tokens, or earlier: a large
-            input is cut into at least 64 parts with separate shards.
+        shard_size: a shard is closed after the document that brings it to this number of tokens, or earlier, because
+            a large input is cut into at least 64 parts with separate shards.
         vocab_size: size of the vocabulary of a trained tokenizer. Default: 32 768.
         separator: the text between the documents of a text file. Default: a file is one document.
         field: the key (.jsonl) or column (.parquet) of the text. Default: text. With a field, standard input is JSON
             lines.
-        append_end_of_text: put the tokenizer's end-of-text id after every document. Default: if it has one.
+        append_end_of_text: put the tokenizer's end-of-text id after every document. Default: True if it exists.
         engine: the library that encodes. All give the same ids. ``"auto"`` uses the fast one if it is installed and
             its ids are equal on a sample of the input.
         task, num_tasks: do only this share of the work, and return ``None``. Tasks may run at the same time, on
@@ -138,9 +138,9 @@ def prepare(
         progress: a function that is called with the number of finished bytes of the input, and their total number.
         encoding: the encoding of text and JSON lines, such as ``"cp1252"``. Default: UTF-8. A byte order mark decides
             the encoding of its file. A file that is likely in another encoding gives a warning.
-        skip_bad: skip bad input, and warn with the number of skipped records (`problems`): lines that are not JSON, or
-            have no such field or no text in it; documents that are too long for the tokenizer; broken files. All input
-            is then read twice.
+        skip_bad: skip bad input, and warn with the number of skipped records (`problems`). Bad input means lines that
+            are not JSON or have no text in the field, documents that are too long for the tokenizer, and broken files.
+            All input is then read twice.
         end_of_text: the token to put after every document, such as ``"<|im_end|>"``. Default: found by its usual
             spellings.
         begin_of_text: the token to put before every document, such as ``"<s>"``. Default: none.
@@ -365,7 +365,7 @@ class Estimate:
     store_bytes: int
     exact: bool
     left_out: Mapping[str, int]
-    """Files of folders and globs that are not read, by the ends of their names."""
+    """The number of files of folders and globs that are not read, by the ends of their names."""
     workers: int
     """The number of processes that `prepare` would use by default."""
 

@@ -19,7 +19,7 @@ CHECKED_BYTES = 2**19
 """Bytes of text on which an engine is checked."""
 
 STRETCH = 2**15
-"""Bytes that a sample takes from each place: enough for a few documents, and few enough for many places."""
+"""Bytes that a sample takes from each place. They are enough for a few documents, and few enough for many places."""
 
 MOST = 2**26
 """Bytes of text that are unpacked to estimate how much files are compressed."""

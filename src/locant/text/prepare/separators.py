@@ -3,8 +3,8 @@
 Documents are the parts that `bytes.split` returns. It finds separators from left to right, and they do not overlap. If
 a separator is two newlines, the text before three newlines decides which two of them are the separator. So a range that
 begins in the middle of a file is read from an earlier place that cannot be inside a separator (`clean_start`). A byte
-order mark at the beginning of a file is dropped. All other bytes are kept, including carriage
-returns and bytes that are not UTF-8.
+order mark at the beginning of a file is dropped. All other bytes are kept, including carriage returns and bytes that
+are not UTF-8.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def _split(
 ) -> Iterator[SplitTexts]:
     """Yield the texts that begin in `within`, except texts that begin before `first`.
 
-    The bytes of `within` begin at `begin`, a clean start. The bytes of `more` follow them. Only those up to the end of
-    the last text are read.
+    The bytes of `within` begin at `begin`, a clean start. The bytes of `more` follow them. Only the bytes up to
+    the end of the last text are read.
     """
     # The unfinished document: its bytes, which begin at `begin`, whether a part was yielded, and whether to drop it.
     rest, goes_on, dropping = b"", False, begin < first

@@ -1,12 +1,12 @@
 """Find the source files of given paths, and check that each is of its kind.
 
 Sources are text (.txt, .md), JSON lines (.jsonl, .jsonlines, .ndjson, .json) and Parquet (.parquet), each also
-compressed (.gz, .zst, .bz2, .xz). Folders and patterns stand for all such files in them, sorted by path, and ``-`` is
+compressed (.gz, .zst, .bz2, .xz). A folder or a pattern means all such files in it, sorted by path, and ``-`` is
 standard input. An uncompressed .json file is read if it is named, but not as part of a folder, because such files are
 rarely text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by
 different paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
 
-`byte_ranges` cuts these files, `compression` and `text_encodings` read their bytes, and `readers` the documents.
+`byte_ranges` cuts these files. `compression` and `text_encodings` read their bytes. `readers` reads their texts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def find_sources(
     skip_bad: bool = False,
     left_out: Counter[str] | None = None,
 ) -> list[Source]:
-    """Return the files that the paths stand for, in the order of the paths. Files of a folder or pattern are sorted.
+    """Return the files that the paths name, in the order of the paths. Files of a folder or pattern are sorted.
 
     Without a `separator` each text file is one document. With a `field`, standard input is read as JSON lines. With
     `skip_bad`, a file that is not of its kind is not an error here, but is skipped when it is read. `left_out` counts
@@ -104,7 +104,7 @@ def find_sources(
 
 
 def _expand(path: str, left_out: Counter[str]) -> list[str]:
-    """Return the files that a path stands for."""
+    """Return the files that a path names."""
     if path == STDIN:
         return [path]
     if not path or "\0" in path:
@@ -154,7 +154,7 @@ def spelled_counts(left_out: Counter[str]) -> str:
 
 
 def unpacking(name: str) -> str | None:
-    """Return what to do with an archive, or ``None`` if a file is none by the end of its name."""
+    """Return the remedy for an archive, or ``None`` if the name does not end like an archive's."""
     command = next((command for end, command in ARCHIVES.items() if name.lower().endswith(end)), None)
     return None if command is None else f"unpack it first ({command} {shlex.quote(name)}), and pass the unpacked files"
 
@@ -237,8 +237,8 @@ def require_readers(source: Source) -> None:
 def require_its_kind(source: Source, misread: list[str]) -> Source:
     """Return the source in the encoding of its byte order mark, if it has one.
 
-    Raise `InputError` if the first bytes of the file contradict its kind. Warn if its encoding is likely another, and
-    add its name to `misread` if it is likely UTF-8 (`is_misread_as`).
+    Raise `InputError` if the first bytes of the file contradict its kind. Warn if it is likely not UTF-8, but no
+    encoding was named. If it is likely UTF-8 although another encoding was named, add its name to `misread`.
     """
     data = _beginning(source, SNIFFED)
     if source.kind == "parquet":
@@ -264,7 +264,7 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
 
 
 def _beginning(source: Source, size: int) -> bytes:
-    """Return the first `size` bytes of the decompressed content of a file, or all if there are not more."""
+    """Return the first `size` bytes of the decompressed content of a file, or all if it is shorter."""
     data = b""
     with opened(source) as file, decompressed(file, source, Tally()) as stream:
         while len(data) < size and (more := stream.read(size - len(data))):

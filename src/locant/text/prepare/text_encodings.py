@@ -28,7 +28,7 @@ REPLACED_SHARE = 0.005
 """A text in which a larger share of the characters is not UTF-8 is likely in another encoding."""
 
 FEWEST = 4
-"""The least number of such characters for a warning. Fewer may be stray bytes."""
+"""A warning needs at least this many of the characters in question. Fewer may be stray bytes."""
 
 CONTROL_SHARE = 0.1
 """The limit for control characters other than white space. UTF-16 text in other scripts contains many of them."""

@@ -42,7 +42,7 @@ def num_cores() -> int:
 
 
 class Workers:
-    """`size` workers, which start while the work is planned, and wait for orders. Call `close` at the end."""
+    """A group of `size` workers. They start while the work is planned, and wait for orders. Call `close` at the end."""
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []
@@ -93,7 +93,7 @@ class Workers:
             self._reports.put((worker, line))
 
     def close(self) -> None:
-        """Kill the workers. Idle ones lose nothing, and busy ones lose only their current part."""
+        """Kill the workers. Idle workers lose no work, and busy workers lose only their current part."""
         for worker in self._workers:
             worker.kill()
             worker.wait()

@@ -77,13 +77,13 @@ class TokenStore:
             ``"datatrove"``: a file ``.ds`` with its ``.ds.index``, or a folder of such files. Or the name of a
             registered format, see `locant.formats`.
         mode: ``"map"``, or ``"read"`` for files that may shrink while they are read (see the module).
-        dtype: the dtype of the tokens, for files that do not state it: nanoGPT's, and datatrove's without metadata
-            (default for both: uint16).
+        dtype: the dtype of the tokens, for files that do not state it (files of nanoGPT, and files of datatrove without
+            metadata). Default: uint16.
         tokenizer: the tokenizer of a store of another program, which does not contain one.
         end_of_text: the id after each document, for files that do not state where documents begin.
 
-    A slice that lies in one shard is a read-only view, any other slice is a copy. A store can be pickled. It is then
-    opened again, and must be the same store. Two stores are equal if their manifests are equal.
+    A slice that lies in one shard is a read-only view, and any other slice is a copy. A store can be pickled. It is
+    then opened again, and must be the same store. Two stores are equal if their manifests are equal.
 
     Raises:
         InputError: there is no store, it is not finished, or the size of a file differs from the manifest.
@@ -149,12 +149,13 @@ class TokenStore:
         return Shards(self._map if self.mode == "map" else None, len(self.contents.files))
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
-        """Map all shards into one array, and return it with the place where each begins. Zeros may lie between shards.
+        """Map all shards into one array, and return it with the place where each shard begins.
 
-        This takes some 15 µs per shard and no memory. While the array is in use, every call returns the same array.
+        Zeros may lie between shards. This takes some 15 µs per shard and no memory. While the array is in
+        use, every call returns the same array.
 
         Raises:
-            InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
+            InputError: the store has ``mode="read"``, or more shards than a process may map.
         """
         if not self.can_lie_side_by_side:
             cause = f"got {len(self.shards)} shards in mode {self.mode!r} to map side by side"
@@ -282,9 +283,9 @@ def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
 class _Maps:
     """Pages of files at consecutive addresses, mapped as long as an array refers to them.
 
-    Python's `mmap`, which `numpy.memmap` uses, keeps a file descriptor for each map (until 3.13), of which a process
-    often may have only 1 024, and it cannot place maps at consecutive addresses. This class reserves one range of
-    addresses for all files, and each file begins on a new page. The rest of its last page reads as zeros.
+    Python's `mmap`, which `numpy.memmap` uses, keeps a file descriptor for each map (until 3.13), and a process
+    may often have only 1 024 of them. It also cannot place maps at consecutive addresses. This class reserves one range
+    of addresses for all files, and each file begins on a new page. The rest of its last page reads as zeros.
     """
 
     def __init__(self, paths: Sequence[str], dtype: np.dtype, sizes: Sequence[int], header: int) -> None:
@@ -334,7 +335,7 @@ def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int
 def map_side_by_side(
     paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int], header: int = 0
 ) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " files_plus_1"]]:
-    """Map files with these numbers of tokens into one array, and return it with the places where each file's begin.
+    """Map files with these numbers of tokens into one array. Return it with the place where each file's tokens begin.
 
     Between the tokens of two files the array has zeros, and the `header` bytes of the second file. All files stay
     mapped as long as the array, or a slice of it, exists. A file of another size is an `InputError`.
@@ -373,7 +374,7 @@ def export_store(
 ) -> Export:
     """Write a store in another format, into a new folder that appears when it is complete.
 
-    The tokenizer is copied, if there is one, and every id is checked against its vocabulary.
+    A tokenizer is copied, and every id is checked against its vocabulary.
 
     `to` is the name of the format, see `locant.formats`. `progress` is called with the number of finished tokens.
 

@@ -1,13 +1,13 @@
 r"""A `tokenizer.json` as data: its special tokens, its bytes, its fingerprint, and the places where a text may be cut.
 
 The `tokenizers` library defines the format and runs the tokenizer. This module adds `without`, which makes the same
-tokenizer without some of its special tokens. The library has a switch for this (`encode_special_tokens`), which keeps
-it from looking for them in the text. But a Unigram or WordLevel vocabulary, or a merge, can still produce one. So
-`without` renames these tokens everywhere, to names that no text can contain.
+tokenizer without some of its special tokens. The library has a switch for this (`encode_special_tokens`). With it,
+the library does not look for these tokens in the text. But a Unigram or WordLevel vocabulary, or a merge, can still
+produce one. So `without` renames these tokens everywhere, to names that no text can contain.
 
 A text may be cut **between a letter and the ASCII space, tab or newline after it**, if the pattern that splits its
-words is in the table below. Then the parts have the same ids as the whole text, because they have the same pre-tokens,
-into which a text is split before its letters are merged:
+words is in the table below. Then the parts have the same ids as the whole text, because they have the same pre-tokens
+(the pieces into which a text is split before its letters are merged):
 
 * No alternative of these patterns matches a letter and then white space. So a pre-token that begins before the cut
   ends at the cut or before it, whether white space or the end of the part stops it.
@@ -15,8 +15,8 @@ into which a text is split before its letters are merged:
 * One alternative looks forward: ``\s+(?!\S)``, white space without its last character. It begins at white space, not
   at the letter before the cut, so it matches nothing before the cut.
 
-Other places are not safe: the tests show a text for each. A letter is a character that every version of Unicode since
-3.2 counts as a letter (`is_letter`), so that no two libraries can differ about it.
+Other places are not safe. The tests have a text for each of them. A letter is a character that every version of Unicode
+since 3.2 counts as a letter (`is_letter`), so no two libraries can differ about it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Definition = dict[str, Any]
 _PRINTS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _SPARE = iter(range(0x100, 0x200))
 BYTE_SPELLING = [chr(byte if byte in _PRINTS else next(_SPARE)) for byte in range(256)]
-"""The spelling of each byte in byte-level vocabularies: itself if it is printable, else a letter from U+0100 on."""
+"""The spelling of each byte in byte-level vocabularies: its own character if it is printable, else one above U+00FF."""
 _BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
 
 
@@ -70,7 +70,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
     remedy = "use a tokenizer.json written by the tokenizers library, by transformers or by Tokenizer.save"
     try:
         definition = json.loads(text)
-        # Written again, so that the library reads the same as we do, for example if a key occurs twice.
+        # Written again, so that the library reads what `json` has read, for example if a key occurs twice.
         text = json.dumps(definition, ensure_ascii=False).encode().decode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source} is not JSON: {error}", remedy) from None
@@ -92,7 +92,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
 
 
 def _aborts(model: Definition) -> bool:
-    """Return True if the library would end the process: it removes the prefix of each merge's right part unchecked."""
+    """Return True if the library would end the process, because the right part of a merge lacks the prefix."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
         return False
@@ -104,7 +104,8 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
     """Return a tokenizer that gives every text the same ids, but never the id of a hidden token.
 
     It has no post-processor (such as [CLS] around a text), no truncation, no padding and no BPE dropout, so all ids
-    come from the text itself. `definition` is as the library writes it, and `hidden` has spellings of added tokens.
+    come from the text itself. `definition` has the form that the library writes. `hidden` holds spellings of added
+    tokens.
 
     Byte tokens, such as ``<0xE6>``, keep their names, because the model looks them up by name for every character that
     it does not know. A text that spells such a name does not yield the token.
@@ -159,7 +160,7 @@ def _merges(model: Definition) -> list[list[str]]:
 
 
 def byte_table(definition: Definition) -> list[bytes | None] | None:
-    """Return the bytes of every id (``None`` for an unused id), or ``None`` if it is not a BPE of all 256 bytes."""
+    """Return the bytes of every id (``None`` if unused), or ``None`` if the model is not a BPE of all 256 bytes."""
     model, added = definition["model"], definition["added_tokens"]
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
@@ -221,9 +222,9 @@ def _steps(definition: Definition) -> list[str]:
 
 
 def fingerprint(definition: Definition) -> str:
-    """Return a SHA-256 of what decides the ids: normalizer, pre-tokenizer, model and added tokens.
+    """Return a SHA-256 of everything that decides the ids: normalizer, pre-tokenizer, model and added tokens.
 
-    It does not depend on how the file writes them, nor on the decoder, post-processor, truncation and padding.
+    It does not depend on the spelling of the file, the decoder, the post-processor, truncation or padding.
     """
     model = {name: value for name, value in definition["model"].items() if value is not None and name != "dropout"}
     if "merges" in model:
@@ -235,7 +236,7 @@ def fingerprint(definition: Definition) -> str:
 
 
 Template = list[tuple[str | list[int], int]]
-"""The parts of a sequence, each with its segment. ``"A"`` and ``"B"`` are the texts, lists are special tokens."""
+"""The parts of a sequence, each with its segment. ``"A"`` and ``"B"`` are the texts, and lists are special tokens."""
 
 
 def pair_template(
@@ -256,7 +257,7 @@ def pair_template(
 
 
 def own_template(definition: Mapping[str, Any], is_pair: bool) -> Template | None:
-    """Return the order that the file defines, or ``None`` if it defines none."""
+    """Return the order that the file defines, or ``None`` if it does not define one."""
     processor: dict[str, Any] = definition["post_processor"] or {"type": ""}
     steps: list[dict[str, Any]] = processor["processors"] if processor["type"] == "Sequence" else [processor]
     for step in steps:
@@ -325,8 +326,8 @@ def byte_level(
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-# A character before white space, which `is_letter` must then accept. In every script that has letters, some megabytes
-# of text have such a place. A text without one is encoded as a whole.
+# A character before white space. It ends a part only if `is_letter` accepts it. In every script that has letters, some
+# megabytes of text have such a place. A text without such a place is encoded as a whole.
 _BEFORE_SPACE = re.compile(
     rb"(?:[A-Za-z]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})(?=[ \t\n\r])"
 )
@@ -351,12 +352,12 @@ def _cuts(text: bytes, begin: int, end: int) -> list[int]:
 
 
 LONGEST_LETTER = 4
-"""The most bytes of a letter in UTF-8: how far before a place to look for the letter that ends there."""
+"""The most bytes of a letter in UTF-8. The letter that ends at a place begins at most this many bytes before it."""
 
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
 # The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and similar models. The
-# whole argument above holds for each of them. `_LETTERS` match at every letter, `_SPACES` at white space.
+# whole argument above holds for each of them. `_LETTERS` match at every letter, and `_SPACES` at white space.
 _LETTERS = {
     *(r"\p{L}+", r" ?\p{L}+", _LEAD + r"\p{L}+", _LEAD + r"[\p{L}\p{M}]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
 }
@@ -373,10 +374,10 @@ _OTHERS = {
     *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
 }
 
-# These change the text before white space independently of the text after it.
+# These normalizers change the text before white space independently of the text after it.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "BertNormalizer"}
 
-# Reasons why these forbid a cut.
+# Normalizers that forbid a cut, and the reasons.
 _OTHER_NORMALIZERS = {
     "Prepend": "would write its text before every part of a document, but it belongs only before the first",
     "Strip": "would strip white space from every part of a document",
@@ -386,7 +387,10 @@ _OTHER_NORMALIZERS = {
 
 
 def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
-    """Return the last place in ``text[begin:end]`` where a text may be cut, or 0, if the tokenizer allows cuts."""
+    """Return the last place in ``text[begin:end]`` where the text may be cut, or 0 if it may not be cut there.
+
+    The tokenizer must allow cuts.
+    """
     high = len(text) if end is None else end
     size = 1024
     while True:
@@ -398,13 +402,19 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 
 def first_cut(text: bytes, begin: int) -> int:
-    """Return the first place at or after `begin` where a text may be cut, or its end, if the tokenizer allows cuts."""
+    """Return the first place at or after `begin` where the text may be cut, or its end.
+
+    The tokenizer must allow cuts.
+    """
     matches = _BEFORE_SPACE.finditer(text, begin)
     return next((match.end() for match in matches if is_letter(match[0])), len(text))
 
 
 def why_not_cut(definition: Definition) -> str | None:
-    """Return why the texts of this tokenizer may not be cut, or ``None``. The library has written `definition`."""
+    """Return why the texts of this tokenizer may not be cut, or ``None`` if they may be cut.
+
+    `definition` has the form that the library writes.
+    """
     if unknown := [step["type"] for step in normalizers(definition) if step["type"] not in _NORMALIZERS]:
         return f"its normalizer {unknown[0]} {_OTHER_NORMALIZERS.get(unknown[0], 'is not known to leave cuts alone')}"
     steps = pre_tokenizers(definition)

@@ -1,11 +1,11 @@
 """Encode many documents at once, by the `tokenizers` library, or by `gigatoken` if it gives the same ids.
 
-The `tokenizers` library is the reference, as `Tokenizer.encode` runs it: 3 to 6 MB/s on one core. `gigatoken` is some
-ten times faster (`gigatoken_engine`), and is used only if `choose_engine` found its ids equal.
+The `tokenizers` library is the reference, called as in `Tokenizer.encode`. It encodes 3 to 6 MB/s on one core.
+`gigatoken` (`gigatoken_engine`) is some ten times faster. It is used only if `choose_engine` found its ids equal.
 
-A document is cut at places where a cut changes no id (see `definition`), so memory does not grow with its length. If no
+A document is cut where this does not change its ids (see `definition`), so memory does not grow with its length. If no
 such place is known, the document is encoded as a whole, up to `WHOLE` bytes. The engine needs some hundred bytes of
-memory for each of them.
+memory for each of these bytes.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ WHOLE = 16 * 2**20
 """The most bytes that are encoded without a cut."""
 
 ENOUGH = 2**20
-"""Characters or bytes of text after which `Tokenizer.encode` chooses an engine, which takes up to a second."""
+"""Characters or bytes of text after which `Tokenizer.encode` chooses an engine. The choice takes up to a second."""
 
 CHECKED = 2**17
-"""Bytes of text on which that engine is checked."""
+"""Bytes of text on which this engine is checked."""
 
 STRETCH = 2**13
 """Bytes that this check takes from each place of the text."""
 
 
 class Encoded(NamedTuple):
-    """`Rows`. If `unfinished`, the next `Encoded` begins with the rest of the last document."""
+    """`Rows` of a batch. If `unfinished`, the next `Encoded` begins with the rest of the last document."""
 
     ids: Int32[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
@@ -61,8 +61,8 @@ class Encoded(NamedTuple):
 class Engine:
     """Encode documents as `Tokenizer.encode` does, without special tokens. One thread at a time may use an engine.
 
-    `choose_engine` finds the library that can do it, and gives the `reason`. `parallel` uses all cores. ``None`` means
-    all cores, except in a worker process.
+    `choose_engine` chooses the library, and gives the `reason`. ``parallel=True`` uses all cores. ``None`` does the
+    same, except in a worker process.
 
     >>> ids, lengths = Engine(Tokenizer.bytes()).encode([b"one", b"", "né".encode()])
     >>> ids.tolist(), lengths.tolist()
@@ -76,7 +76,7 @@ class Engine:
         self.name: EngineName = name
         self.reason = reason
         self.why_not_cut = None if tokenizer.only_bytes else why_not_cut(tokenizer.plain_definition)
-        """Why documents are never cut, or ``None`` if they are."""
+        """The reason why documents are never cut, or ``None`` if they may be cut."""
         self._fast = GigatokenEngine(tokenizer, parallel) if name == "gigatoken" else None
 
     def encode(self, documents: Sequence[bytes], is_utf8: bool = False) -> Rows:
@@ -166,7 +166,7 @@ class Engine:
 
 
 def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes]) -> Engine:
-    """Return the engine of this name; ``"auto"`` is gigatoken if it is installed and its ids are right on the sample.
+    """Return the engine of this name. ``"auto"`` is gigatoken if it is installed and its ids are right on the sample.
 
     Raises:
         RangeError: the name is unknown. InputError: gigatoken cannot run, or gives other ids than tokenizers.
@@ -206,11 +206,11 @@ def _disagreement(engine: Engine, sample: Sequence[bytes]) -> str | None:
 class EngineOnDemand:
     """The fast engine of a tokenizer, for calls with much text. Any thread may call it.
 
-    It is chosen as in `prepare`, after `ENOUGH` bytes of text.
+    The engine is chosen as in `prepare`, after `ENOUGH` bytes of text.
     """
 
     is_forked: ClassVar[bool] = False
-    """True in a forked process, in which the threads that gigatoken may have started do not exist."""
+    """True in a forked process. Threads that gigatoken may have started do not exist there."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._lock, self._seen = tokenizer, threading.Lock(), 0

@@ -8,11 +8,12 @@ These facts about gigatoken (version 0.10) decide how it is used here:
   normalizer, and receives a text only if no version of Unicode changes it.
 * It finds all added tokens in one pass, in their exact spelling. So it is not used if the flags of these tokens make
   `tokenizers` find them in another way (`_why_not_added`).
-* It knows about 4 700 letters, marks and digits that `tokenizers` does not know. So `tokenizers` encodes text around a
-  character that is newer than Unicode 3.2 (2002), except emoji and similar signs, between the nearest cuts.
-* It caches every word that it has seen, so its memory grows by up to twelve times the text. It is discarded and built
-  again, which takes a twentieth of a second, when it has grown by `GROWTH`. If the system does not report memory, this
-  happens after `UNSEEN` bytes of text.
+* It knows about 4 700 letters, marks and digits that `tokenizers` does not know. So `tokenizers` encodes the text
+  around a character that is newer than Unicode 3.2 (2002), between the nearest cuts. Emoji and similar signs are
+  exceptions.
+* It caches every word that it has seen, so its memory grows by up to twelve times the text. When it has grown
+  by `GROWTH`, it is discarded and built again, which takes a twentieth of a second. If the system does not report
+  memory, this happens after `UNSEEN` bytes of text.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ GROWTH = 192 * 2**20
 """Bytes by which the memory of gigatoken may grow before it is built again."""
 
 UNSEEN = 16 * 2**20
-"""Bytes of text after which gigatoken is built again if its growth is unknown. It is at most twelve times this."""
+"""Bytes of text after which gigatoken is built again if its growth is unknown.
+
+The growth is at most twelve times this number.
+"""
 
 SPAN = 2**10
 """The fewest bytes that `tokenizers` encodes around a character that gigatoken may read differently."""
@@ -63,8 +67,8 @@ SCANNED = 2**18
 LEAST = 4 * 2**20
 """The fewest bytes of text before gigatoken is built again, because other memory of the process may also grow."""
 
-# NFC of any version of Unicode does not compose, decompose or reorder text of the characters that this class excludes:
-# letters, punctuation, currencies, arrows to dingbats except one, Chinese, emoji. Accents are not among them, because
+# This class excludes letters, punctuation, currencies, arrows to dingbats except one, Chinese, and emoji. In any
+# version of Unicode, NFC does not compose, decompose or reorder these characters. Accents are not excluded, because
 # they could compose with letters.
 _CHANGED_BY_NFC = re.compile(
     "[^\u0000-\u02ff\u0391-\u03a1\u03a3-\u03ce\u0400-\u0482\u048a-\u052f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
@@ -101,8 +105,8 @@ def _why_not_added(tokens: Sequence[Definition], composes: bool) -> str | None:
     """Return why `tokenizers` and `gigatoken` may find these ordinary added tokens at different places, or ``None``.
 
     `tokenizers` first finds the tokens that are not normalized, in the raw text. Then it normalizes the text between
-    them and the names of the other tokens, and finds these. If a token strips white space, another token cannot begin
-    with this white space. `composes` means that the normalizer is NFC.
+    them and the names of the other tokens, and finds the other tokens. If a token strips white space, another token
+    cannot begin with this white space. `composes` means that the normalizer is NFC.
     """
     if alone := [token for token in tokens if token["single_word"]]:
         return f"its token {alone[0]['content']!r} is only found as a whole word (single_word)"
@@ -256,7 +260,7 @@ def _code_points(
 ) -> Int64[np.ndarray, " places"]:
     """Return the code points of the characters at these places. Each has two or more bytes."""
     lead = units[places].astype(np.int64)
-    # Three bytes are read for every character, and those after the end of a shorter one are not used.
+    # Three bytes are read for every character. Bytes after the end of a shorter character are not used.
     one, two, three = (units[np.minimum(places + i, len(units) - 1)].astype(np.int64) & 0x3F for i in (1, 2, 3))
     of_three = (lead & 0xF) << 12 | one << 6 | two
     of_four = (lead & 0x7) << 18 | one << 12 | two << 6 | three

@@ -2,10 +2,10 @@
 
 A name such as ``gpt2`` or ``someone/something`` is looked up in the cache of the Hugging Face libraries, then in the
 cache of `tiktoken`, which keeps each of OpenAI's encodings under the SHA-1 of its address. This file holds ranks: the
-bytes of every token, in the order in which they merge. A `tokenizer.json` holds merges instead, so each token becomes
-the list of all pairs of tokens that it can be made of, which gives the same ids. Reading a file of ranks takes one to a
-few seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which
-`transformers` converts.
+bytes of every token, in the order of the merges. A `tokenizer.json` holds merges instead. So each token is replaced by
+all pairs of tokens that it can be made of, which gives the same ids. Reading a file of ranks takes one second or a few.
+A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which `transformers`
+converts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Encoding:
     files: dict[str, str]
     """The address of each file, below `HOST`, and its SHA-256."""
     pattern: str | None = None
-    """``None`` means the pattern of GPT-2, which the library has built in."""
+    """``None`` means the pattern of GPT-2, which is built into the library."""
     special_tokens: dict[str, int] = field(default_factory=dict)
 
 
@@ -60,8 +60,8 @@ _GPT2 = Encoding(
     special_tokens={END_OF_TEXT: 50256},
 )
 
-# The patterns of cl100k_base and o200k_base, as OpenAI published them, but for the library's regular expressions
-# (Oniguruma), in which possessive quantifiers mean something else and the end of the text is \z, not $.
+# The patterns of cl100k_base and o200k_base that OpenAI published, adapted to the library's regular expressions
+# (Oniguruma). In these, possessive quantifiers mean something else, and the end of the text is \z, not $.
 
 ENCODINGS: dict[str, Encoding] = {
     "gpt2": _GPT2,
@@ -100,7 +100,7 @@ def tiktoken_cache() -> Path | None:
 
 
 def cached_encoding(name: str) -> dict[str, Any] | None:
-    """Return the definition of an encoding, or ``None`` if there is no such encoding or no file of it in the cache."""
+    """Return the definition of an encoding, or ``None`` if it is unknown or the cache does not have its file."""
     folder = tiktoken_cache()
     if name not in ENCODINGS or folder is None:
         return None
@@ -119,7 +119,7 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
                 ranks = {
                     token: rank for rank, token in enumerate([*(byte[letter] for letter in sorted(byte)), *longer])
                 }
-            else:  # lines of a token in base 64 and its rank
+            else:  # each line has a token in base 64, and its rank
                 pairs = (line.split() for line in data.splitlines() if line)
                 ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
             return _definition(ranks, encoding)
@@ -132,7 +132,7 @@ def cached_name(published: str) -> str:
 
 
 def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
-    """Return a `tokenizer.json` with the tokens that merge, and the special tokens at their own ids, gaps included."""
+    """Return a `tokenizer.json` with the tokens that merge, and the special tokens. All tokens keep their ids."""
     spelled = {token: "".join(BYTE_SPELLING[byte] for byte in token) for token in ranks}
     regex = encoding.pattern
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": regex is None}
@@ -150,7 +150,7 @@ def _definition(ranks: dict[bytes, int], encoding: Encoding) -> dict[str, Any]:
 
 FILE = "tokenizer.json"
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-"""Spellings with their ids, and merges, one per line. A folder with these files is read if it has no `FILE`."""
+"""The file of spellings and ids, and the file of merges. A folder with these files is read if it has no `FILE`."""
 SENTENCEPIECE_FILE = "tokenizer.model"
 """A folder with this file, or a file with this suffix, is read if `transformers` can convert it."""
 CONVERSION_ERRORS = (
@@ -240,7 +240,7 @@ def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, st
 
 
 def _in_hub_cache(name: str) -> Path | None:
-    """Return the file of `main` in the cache of the hub, or of the only revision, if `main` was never fetched."""
+    """Return the cached file of revision `main`, or of the only revision if `main` was never fetched."""
     from huggingface_hub import constants, try_to_load_from_cache  # it costs 0.25 s
     from huggingface_hub.file_download import repo_folder_name
 

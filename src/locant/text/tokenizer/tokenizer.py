@@ -3,12 +3,12 @@
 The `tokenizers` library does the work. This module adds four promises:
 
 * Text is only text. Text never yields the id of a special token, whatever it spells, unless the token is named in
-  `allowed_special`. A token is special if its file flags it so, see `Tokenizer.special_tokens`. (If a tokenizer has an
-  id for unknown words, the id stands for words that it does not know, and for nothing else.)
+  `allowed_special`. A token is special if its file marks it as special, see `Tokenizer.special_tokens`. (If a
+  tokenizer has an id for unknown words, only words that it does not know have this id.)
 * The ids represent the text and nothing else: no [CLS], no beginning-of-text, no truncation, no padding, no dropout.
   `encode_pairs` adds special tokens on request.
-* Every input is defined. In a `str`, the two surrogates of a pair are joined, and a lone one is read as U+FFFD. In
-  `bytes`, a `lossless` tokenizer keeps bytes that are not UTF-8, and another one reads them as U+FFFD.
+* Every input is defined. In a `str`, pairs of surrogates are joined, and a lone surrogate is read as U+FFFD. In
+  `bytes`, a `lossless` tokenizer keeps bytes that are not UTF-8, and other tokenizers read them as U+FFFD.
 * Nothing is unpickled, and nothing is fetched from the network unless `download=True`.
 """
 
@@ -55,8 +55,8 @@ _PADS = ("[PAD]", "<pad>", "<|pad|>")
 
 UNKNOWN = "<unk>"
 
-# Words with their apostrophes and hyphens, numbers, and runs of one mark (none of these can spell `UNKNOWN`), and the
-# spaces around them that are not written.
+# `_WORD` matches words with their apostrophes and hyphens, numbers, and runs of one mark. None of these can spell
+# `UNKNOWN`. `_NO_SPACE` matches the spaces around marks that are not written.
 _WORD = r"\w+(?:['’-]\w+)*|([^\w\s])\1*"
 _NO_SPACE = (r" (?=[,.;:?!)\]}%…’”])", r"(?<=[(\[{“‘]) ")
 
@@ -66,7 +66,7 @@ _ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """A tensor of torch, without an import of torch, which workers that only encode do not need."""
+    """A tensor of torch. The type does not import torch, because workers that only encode do not need it."""
 
     @property
     def shape(self) -> Any: ...
@@ -106,17 +106,17 @@ class Tokenizer:
         }
         """Spelling and id of every special token."""
         self.vocab_size: int = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
-        """One more than the largest id: the rows that an embedding table needs, unused ids included."""
+        """One more than the largest id. An embedding table needs one row for each id, even if the id is not used."""
         self.lossless: bool = self._bytes_of is not None and definitions.is_lossless(self._canonical)
         """Whether ``decode_bytes(encode(data)) == data`` for every text and every bytes."""
         self.byte_level: bool = self._bytes_of is not None
-        """Whether it is a BPE over bytes, whose ids all stand for known bytes."""
+        """Whether the tokenizer is a BPE over bytes, so that the bytes of every id are known."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
         """Whether every byte of a text is its own id."""
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of everything that decides the ids. Saving and loading keep it. It differs if ids can differ."""
+        """A SHA-256 of everything that decides the ids. It differs if ids can differ. Saving does not change it."""
         return definitions.fingerprint(self._definition)
 
     @functools.cached_property
@@ -143,10 +143,10 @@ class Tokenizer:
         The same texts give the same tokenizer. Half a million characters take a third of a second.
 
         Args:
-            texts_or_paths: a text or several; a `pathlib.Path` stands for the text in its file.
-            vocab_size: number of tokens, including the special ones. The vocabulary is smaller if the texts have no
-                more pairs that occur twice.
-            special_tokens: spellings, such as ``["[PAD]", "[CLS]", "[SEP]"]``. They get the last ids.
+            texts_or_paths: one text or several. A `pathlib.Path` means the text in its file.
+            vocab_size: number of tokens, including the special ones. The vocabulary is smaller if no more
+                pairs in the texts occur twice.
+            special_tokens: spellings, such as ``["[PAD]", "[CLS]", "[SEP]"]``. They have the last ids.
 
         Raises:
             InputError: there is no text, a file is not text, or a special token is spelled like a learned one.
@@ -179,12 +179,12 @@ class Tokenizer:
     ) -> Tokenizer:
         """Return a tokenizer whose tokens are the words and punctuation marks of some texts, for teaching.
 
-        Ids are in alphabetical order. A word that the texts do not have becomes ``<unk>``. White space is not kept:
+        Ids are in alphabetical order. A word that is not in the texts becomes ``<unk>``. White space is not kept.
         `decode` writes one space between words, and no space before a mark.
 
         Args:
             texts_or_paths, special_tokens: as for `train`.
-            vocab_size: number of tokens, including the special ones and ``<unk>``; the most frequent words are kept.
+            vocab_size: number of tokens, including the special ones and ``<unk>``. The most frequent words are kept.
                 Default: all words.
 
         >>> tokenizer = Tokenizer.words("The cat sat. The dog ran!")
@@ -205,7 +205,7 @@ class Tokenizer:
         vocab = {word: number for number, word in enumerate([*sorted(frequent), UNKNOWN])}
         library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, UNKNOWN))
         library.pre_tokenizer = splits
-        spaced = tokenizers.decoders.WordPiece(prefix="\n", cleanup=False)  # writes a space before each but the first
+        spaced = tokenizers.decoders.WordPiece(prefix="\n", cleanup=False)  # a space before each word but the first
         joined = [tokenizers.decoders.Replace(tokenizers.Regex(pattern), "") for pattern in _NO_SPACE]
         library.decoder = tokenizers.decoders.Sequence([spaced, tokenizers.decoders.Fuse(), *joined])
         return cls._with_special(library, names)
@@ -225,7 +225,8 @@ class Tokenizer:
 
         Args:
             path_or_name: a `tokenizer.json`, a folder that holds one, or a name such as ``gpt2``, ``owner/model`` or
-                ``cl100k_base``, which is looked up in the caches of the Hugging Face libraries, then of `tiktoken`.
+                ``cl100k_base``. A name is looked up in the cache of the Hugging Face libraries, then in the cache of
+                `tiktoken`.
             download: if no cache has the name, download the tokenizer from the Hugging Face hub.
 
         Raises:
@@ -235,7 +236,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, source: str = "the given text") -> Tokenizer:
-        """Build a tokenizer from the text of a `tokenizer.json`. Errors name it by `source`."""
+        """Build a tokenizer from the text of a `tokenizer.json`. Errors call it `source`."""
         return cls(*definitions.parse(text, source))
 
     def to_json(self) -> str:
@@ -243,7 +244,7 @@ class Tokenizer:
         return json.dumps(self._definition, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json` at `path`, or into it if it is a folder. If writing fails, an older file stays.
+        """Write a `tokenizer.json` at `path`, or in `path` if it is a folder. If writing fails, an older file is kept.
 
         Raises:
             InputError: the path is empty, or the system refuses to write there.
@@ -254,11 +255,11 @@ class Tokenizer:
         write_whole(path / "tokenizer.json" if path.is_dir() else path, self.to_json())
 
     def encode(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> Int[np.ndarray, " tokens"]:
-        """Return the ids of a text. They are int32 for every vocabulary, so they neither wrap nor need widening.
+        """Return the ids of a text as int32, which is wide enough for every vocabulary.
 
         Args:
             text: a `str`, or `bytes` in UTF-8.
-            allowed_special: the special tokens that are recognised in the text, or ``"all"``. Any other text is plain.
+            allowed_special: the special tokens that are recognised in the text, or ``"all"``. All other text is plain.
 
         Raises:
             InputError: a name in `allowed_special` is not a special token, or the tokenizer cannot encode the text.
@@ -282,7 +283,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _fast(self) -> EngineOnDemand:
-        from locant.text.tokenizer.engine import EngineOnDemand  # which imports this module
+        from locant.text.tokenizer.engine import EngineOnDemand  # it imports this module
 
         return EngineOnDemand(self)
 
@@ -295,14 +296,14 @@ class Tokenizer:
     def assemble(
         self, texts: Sequence[str | bytes], run: Callable[[list[str]], Sequence[Int[np.ndarray, " _"]]]
     ) -> list[Int[np.ndarray, " _"]]:
-        """Return the ids of each text: `run` encodes text, and each byte that is not UTF-8 gets a token."""
+        """Return the ids of each text. `run` encodes text, and each byte that is not UTF-8 becomes a token."""
         split = [self._split(text) for text in texts]
         encoded = iter(run([part for row in split for part in row if isinstance(part, str)]))
         rows = [[next(encoded) if isinstance(part, str) else self._spell(part) for part in row] for row in split]
         return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
 
     def _split(self, text: str | bytes) -> list[str | bytes]:
-        """Split a text into parts that are text and parts that are bytes, which are not UTF-8."""
+        """Split a text into parts of text (`str`) and parts that are not UTF-8 (`bytes`)."""
         if isinstance(text, str):
             return [well_formed(text)]
         if not isinstance(text, bytes):
@@ -312,7 +313,7 @@ class Tokenizer:
         except UnicodeDecodeError:
             if not self.lossless:
                 return [text.decode(errors="replace")]
-        parts = _ESCAPED.split(text.decode(errors="surrogateescape"))  # even ones are text, odd ones are not
+        parts = _ESCAPED.split(text.decode(errors="surrogateescape"))  # even parts are text, odd parts are not
         return [part.encode(errors="surrogateescape") if i % 2 else part for i, part in enumerate(parts)]
 
     def _run(self, texts: list[str], allowed_special: Collection[str]) -> list[Int[np.ndarray, " tokens"]]:
@@ -326,7 +327,7 @@ class Tokenizer:
     def encode_pair(
         self, first: Text, second: Text | None = None, *, start: str | None = None, separator: str | None = None
     ) -> dict[str, Any]:
-        """Return one pair of texts, or one text, with its special tokens, as a batch of one row, see `encode_pairs`."""
+        """Encode one pair of texts, or one text, as `encode_pairs` does. Return a batch of one row."""
         return self.encode_pairs([(first, second)], start=start, separator=separator)
 
     def encode_pairs(
@@ -334,12 +335,12 @@ class Tokenizer:
     ) -> dict[str, Any]:
         """Return ids, positions and segments of text pairs as ``[CLS] A [SEP] B [SEP]``, for `InputEmbedding`.
 
-        The tokenizer's file defines the order and the special tokens, which fit the model of the file. If it defines
-        none, the order is BERT's with the file's own ``[CLS]`` or ``<s>``, ``[SEP]`` or ``</s>``. The texts are plain
-        text, whatever they spell. Shorter rows are padded on the right.
+        The tokenizer's file defines the order and the special tokens, which fit the model of the file. If it does not
+        define an order, BERT's order is used, with the file's own ``[CLS]`` or ``<s>``, ``[SEP]`` or ``</s>``. The
+        texts are plain text, whatever they spell. Shorter rows are padded on the right.
 
         Args:
-            pairs: two texts each; with ``None`` as the second, the row is ``[CLS] A [SEP]``.
+            pairs: two texts each. With ``None`` as the second text, the row is ``[CLS] A [SEP]``.
             start, separator: names of other special tokens, for BERT's order.
 
         Raises:
@@ -416,7 +417,7 @@ class Tokenizer:
         return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
 
     def decode(self, ids: Ids | SupportsIndex) -> str:
-        """Return the text of these ids, or of one id. Special tokens are spelled out. Bytes not in UTF-8 become U+FFFD.
+        """Return the text of these ids, or of one id, including special tokens. Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             RangeError: no token has this id.
@@ -432,7 +433,7 @@ class Tokenizer:
         return b"".join(self._bytes_of[number] or b"" for number in self._numbers(ids))
 
     def token(self, id: SupportsIndex) -> str:  # noqa: A002  # the field says "token id"
-        r"""Return a token as it is shown in a table: a space as ␣, unprintable characters as escapes.
+        r"""Return a token as text for a table, with ␣ for a space and escapes for unprintable characters.
 
         >>> [Tokenizer.bytes().token(id) for id in (65, 32, 10, 195, 256)]
         ['A', '␣', '\\n', '\\xc3', '<|endoftext|>']
@@ -444,7 +445,7 @@ class Tokenizer:
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text).replace(" ", "␣")
 
     def id_of(self, spelling: str) -> int | None:
-        """Return the id of an entry of the vocabulary, such as ``##ing`` or ``Ġthe``, or ``None`` if there is none.
+        """Return the id of an entry of the vocabulary, such as ``##ing`` or ``Ġthe``, or ``None`` if it does not exist.
 
         >>> Tokenizer.bytes().id_of("A"), Tokenizer.bytes().id_of("the")
         (65, None)

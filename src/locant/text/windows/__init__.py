@@ -1,4 +1,4 @@
-"""Windows: token ids cut into pieces of one length, and batches of them."""
+"""Cut token ids into windows of one length, and make batches of windows."""
 
 from locant.text.windows.layouts import IGNORED_TARGET, Batch, BatchOfWindows
 from locant.text.windows.loader import BatchSampler, Loader

@@ -1,7 +1,8 @@
 """Layouts of windows (sliding windows of documents, or packed rows), and batches of windows.
 
 A document of n tokens has n - 1 targets. Windows begin a stride apart until no targets are left, and the last window
-may hold fewer than `length`. Nothing is stored per window. For many documents, one integer per document is stored.
+may hold fewer than `length` targets. Nothing is stored per window. For many documents, one integer per document is
+stored.
 
 Packed rows hold several documents, each with its own positions, and as few empty slots as possible. A document is cut
 into pieces. Only the last piece may be shorter than a row. Pieces are assigned to rows by best fit decreasing: the
@@ -9,7 +10,7 @@ longest first, each to the row that it fills up most. Pieces of one size are pla
 number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of the corpus. Rows are
 in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average (log-normal)
 take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one window per document,
-70 in a hundred stay empty.
+70 of 100 slots stay empty.
 
 A data loader reads a whole batch from `Windows` by one call, and passes it to its ``collate_fn`` as a sequence of
 windows, `BatchOfWindows`. `collate` returns the batch itself, so no window is made. A plain `DataLoader` uses
@@ -39,9 +40,9 @@ from locant.positions.documents import PADDING
 from locant.text.windows.tokens import Tokens, gather, one_axis, places, require_ids
 
 IGNORED_TARGET = -100
-"""The target of slots without a target: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
+"""The value of `targets` in empty slots. It is the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
-BLOCK = 2**20  # pieces that are packed together; another number gives other rows
+BLOCK = 2**20  # the number of pieces that are packed together; the rows depend on it
 
 
 class Batch(TypedDict):
@@ -69,7 +70,7 @@ class _Window(dict[str, Any]):
 
 
 class BatchOfWindows(Sequence[Any]):
-    """The windows of a batch that was read by one call. A name, as in ``windows["ids"]``, returns a field of the batch.
+    """The windows of a batch that was read by one call. ``windows["ids"]`` is a field of the whole batch.
 
     A window is a dict, or a pair ``(inputs, targets)``, and is made on access. Its tensors are views of the batch.
 
@@ -156,7 +157,7 @@ default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stack_po
 
 
 class DocumentWindows:
-    """Windows of one length, a stride apart, within each document. Offsets bound the documents."""
+    """Windows of one length, a stride apart, within each document. `offsets` has the bounds of the documents."""
 
     def __init__(
         self, offsets: Integer[np.ndarray, " offsets"], length: int, stride: int, *, drop_last: bool, pad_id: int
@@ -189,7 +190,7 @@ class DocumentWindows:
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch | None:
-        """Read windows of one document by one native call, or return ``None`` if one does not exist or is not full."""
+        """Read windows of one document by one native call, or return ``None`` if a window is missing or not full."""
         if len(self.offsets) > 2:
             return None
         rows = gather(tokens.memory, windows, None, self.length, step=self.stride)
@@ -209,7 +210,7 @@ class DocumentWindows:
         return Batch(ids=torch.from_numpy(ids), targets=torch.from_numpy(targets), positions=self._full_positions)
 
     def _read(self, tokens: Tokens, starts: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Do the same as the native call, with NumPy. Raise `RangeError` if an id is negative."""
+        """Read windows with NumPy, as the native call does. Raise `RangeError` if an id is negative."""
         width = self.length + 1
         if starts.max(initial=0) <= len(tokens) - width:
             rows = tokens.rows(starts, width)
@@ -243,7 +244,7 @@ class DocumentWindows:
 
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
-    """Check and return the offsets of the documents: where each begins, and the end."""
+    """Check and return the offsets of the documents: the start of each document, and the end."""
     offsets = one_axis("documents", documents)
     # Checked before anything is subtracted or narrowed, because differences of unsigned integers wrap around.
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != size or (offsets[1:] < offsets[:-1]).any():
@@ -254,7 +255,7 @@ def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
 
 
 class Packing:
-    """Rows of pieces of documents. Each piece needs two integers of memory, and each row one."""
+    """Rows of pieces of documents. Each piece needs two integers of memory, and each row needs one."""
 
     def __init__(self, offsets: Int[np.ndarray, " offsets"], length: int, *, pad_id: int) -> None:
         self.length, self.pad_id = length, pad_id
@@ -330,7 +331,7 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray
 
 
 class _Room:
-    """Rows that are not full, by their room left, and the number of opened rows."""
+    """Rows that are not full, grouped by the room that is left in them, and the number of opened rows."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -339,7 +340,7 @@ class _Room:
         self.opened = 0
 
     def take(self, size: int, pieces: int) -> tuple[int, Int[np.ndarray, " rows"]]:
-        """Return the least sufficient room, and rows with this room, at most as many as the pieces need."""
+        """Return the smallest sufficient room, and rows with this room, but not more rows than the pieces need."""
         place = bisect_left(self._lefts, size)
         if place == len(self._lefts):
             needed = -(-pieces // (self._capacity // size))
@@ -366,7 +367,7 @@ class _Room:
 
 
 def _stable_order(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Do a stable `np.argsort` of non-negative numbers, by 16 bits at a time, which NumPy sorts in linear time."""
+    """Return the stable `np.argsort` of non-negative numbers. NumPy sorts 16 bits at a time in linear time."""
     order = np.argsort((values & 0xFFFF).astype(np.uint16), kind="stable")
     for shift in range(16, int(values.max(initial=0)).bit_length(), 16):
         digit = (values >> shift & 0xFFFF).astype(np.uint16)

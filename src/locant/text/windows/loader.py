@@ -1,19 +1,18 @@
 """`BatchSampler` chooses the windows of each batch of each rank, by seed and epoch. `Loader` can resume an epoch.
 
 An epoch is one order of all windows. A step takes the next ``batch_size * world_size`` windows, and each rank takes its
-part of them. So the windows before one place of the order have been seen, for any number of ranks and any batch size.
-The last step divides the remaining windows evenly. If there are fewer windows than ranks, some ranks have one batch
-less. With `drop_last` no rank has this step.
+part of them. So after each step, all ranks together have seen the windows before one place of the order, for any number
+of ranks and any batch size. The last step divides the remaining windows evenly. If they are fewer than the ranks, some
+ranks have one batch less. With `drop_last` no rank has this step.
 
 The state of a loader holds the epoch, and the number of its windows that all ranks together have returned to their
-callers, without batches that workers have prefetched. After `load_state_dict` the next iteration continues at this
+callers. Batches that workers have prefetched do not count. After `load_state_dict` the next iteration continues at this
 place. So every window of an epoch is returned exactly once, even after many interruptions and with other ranks, workers
-and batch sizes, but not with other windows or in another order. If the last step has fewer windows than ranks, the
-state of a rank without a batch is a step behind until its iteration ends. So save a state after the loop, or use
-`drop_last`.
+and batch sizes. The windows and their order must be the same. If the last step has fewer windows than ranks, the state
+of a rank without a batch is a step behind until its iteration ends. So save a state after the loop, or use `drop_last`.
 
 Every iteration is an epoch with its own order. Breaking out of an iteration skips the rest of its epoch. There is only
-one state, so only one iteration at a time: an earlier iteration raises an error on its next batch.
+one state, so only one iteration can be active. An earlier iteration raises an error on its next batch.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class BatchSampler:
         return self.batch_size * self.world_size
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch of the next iteration, and the number of windows that all ranks together have had of it."""
+        """Choose the epoch of the next iteration, and the number of its windows that all ranks together have seen."""
         epoch = whole("epoch", epoch, 0, 2**63 - 1, remedy="pass the number of finished epochs")
         self.start = whole(
             "start", start, 0, self.num_windows, remedy="pass the number of windows that all ranks have had"
@@ -121,7 +120,7 @@ class BatchSampler:
         self.epoch = epoch
 
     def reached(self, steps: int) -> int:
-        """Return the number of windows of the epoch that all ranks together have had after `steps` from `start`."""
+        """Return the number of windows of the epoch that all ranks together have seen `steps` steps after `start`."""
         return min(self.start + steps * self.step_size, self.num_windows)
 
     def __len__(self) -> int:
@@ -161,8 +160,8 @@ class Permutation:
     It is a Feistel network of two digits, one below a and one below b, with a times b equal to n or slightly larger. In
     every round, one digit is shifted by a number that depends on the other digit and a key. Results of n or more, which
     are few, are mapped again until they are below n. Below 2**16 windows the order is a list sorted by random keys,
-    because such a small network reaches few of all orders. All arithmetic is on integers, so an order does not depend
-    on the version of NumPy or the machine. It is not cryptographic.
+    because such a small network can make only few of all orders. All arithmetic is on integers, so an order does not
+    depend on the version of NumPy or the machine. It is not cryptographic.
     """
 
     def __init__(self, n: int, *, seed: int, epoch: int) -> None:
@@ -197,7 +196,7 @@ class Permutation:
 
 
 def _shift(digit: Numbers, size: np.uint64, by: Numbers) -> Numbers:
-    """Add a number below `size`, chosen by 32 random bits, to the digit, modulo `size`."""
+    """Add a number below `size` to the digit, modulo `size`. The upper 32 bits of `by` choose this number."""
     by >>= HALF
     by *= size
     by >>= HALF
@@ -220,7 +219,7 @@ class Loader:
 
     def __init__(self, windows: Any, sampler: BatchSampler, /, **options: Any) -> None:  # `Windows` imports this module
         self._windows, self._sampler = windows, sampler
-        # A data loader draws a number for its workers. It gets its own generator, because a draw from the generator of
+        # A data loader draws a number for its workers. It has its own generator, because a draw from the generator of
         # dropout would make a resumed run different from an uninterrupted one.
         self._data_loader = DataLoader(
             windows,
@@ -235,7 +234,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current iteration, or of the next one before the first iteration."""
+        """The epoch of the current iteration, or of the next iteration if none has begun."""
         return self._sampler.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -290,7 +289,7 @@ class Loader:
         self._seen, self._begun, self._current = self._sampler.start, False, None
 
     def _count_batches(self, run: object, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches. Each is counted before, so a state that is taken while it is used includes it."""
+        """Yield the batches. A batch is counted before it is used, so a state that is taken meanwhile includes it."""
         self._require_current(run)
         for number, batch in enumerate(batches, start=1):
             self._seen = self._sampler.reached(number)
@@ -300,7 +299,10 @@ class Loader:
             self._seen = self._sampler.num_windows  # also on a rank without a part of the last step
 
     def _require_current(self, run: object) -> None:
-        """Raise `InputError` if another iteration has begun, before persistent workers return one of its batches."""
+        """Raise `InputError` if another iteration has begun.
+
+        Persistent workers would return a batch of that iteration.
+        """
         if self._current is not run:
             cause = "got a request for a batch of an iteration that another one, set_epoch or load_state_dict has ended"
             raise InputError(cause, "use one loader for each iteration")

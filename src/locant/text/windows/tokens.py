@@ -1,10 +1,10 @@
-"""Read token ids from an array or a store, by the same two methods, without a loop over tokens.
+"""Read token ids from an array or a store, with the same two methods and without a loop over tokens.
 
 `rows` reads slices of one width, and `slices` reads slices of any sizes, one after the other. In an array this is one
-fancy index. The shards of a store are mapped side by side, so they are one array, too, with gaps.
+fancy index. The shards of a store are mapped side by side into one array with gaps.
 
-``native/gather.c`` is faster: one call reads a batch, on one thread unless the batch is large. It rejects slices
-outside the text and negative ids, and it cannot read stores that map nothing and arrays with strides. In these cases
+``native/gather.c`` is faster. One call reads a batch, on one thread unless the batch is large. It rejects slices
+outside the text and negative ids, and it cannot read stores that are not mapped, or arrays with strides. In these cases
 the methods of this module are used, and their errors name the fault.
 """
 
@@ -55,7 +55,10 @@ class Memory(NamedTuple):
 def memory_of(
     ids: Integer[np.ndarray, " n"], starts: Int64[np.ndarray, " shards_plus_1"], shift: Int64[np.ndarray, " shards"]
 ) -> Memory | None:
-    """Describe shards in one array for C. Token t of shard s is ``ids[t + shift[s]]``. ``None``: C cannot read it."""
+    """Describe shards in one array for C, or return ``None`` if C cannot read it.
+
+    Token t of shard s is ``ids[t + shift[s]]``.
+    """
     if not (ids.flags.c_contiguous and ids.dtype.isnative and native.function(FUNCTION) is not None):
         return None
     is_signed = ids.dtype.kind == "i"
@@ -128,7 +131,7 @@ class ArrayTokens:
 
 
 class StoreTokens:
-    """The ids of a store. Its shards are mapped side by side, or each slice is read by a call if it maps nothing."""
+    """The ids of a store. Its shards are mapped side by side if possible. Otherwise each slice is read by a call."""
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
@@ -167,7 +170,7 @@ class StoreTokens:
         first, last = (
             self._starts.searchsorted(tokens, "right") - 1 for tokens in (starts, starts + np.maximum(sizes - 1, 0))
         )
-        num_parts = last - first + 1  # of each slice, which is cut where a shard ends
+        num_parts = last - first + 1  # of each slice, which is cut at the ends of shards
         shard = places(first, num_parts)
         begins = np.maximum(np.repeat(starts, num_parts), self._starts[shard])
         ends = np.minimum(np.repeat(starts + sizes, num_parts), self._starts[shard + 1])
@@ -222,7 +225,10 @@ def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
 
 
 def require_ids(ids: Integer[np.ndarray, "*shape"]) -> Integer[np.ndarray, "*shape"]:
-    """Raise `RangeError` if an id is negative, or would be negative as int64. Dtypes without such ids are not read."""
+    """Raise `RangeError` if an id is negative, or would be negative as int64.
+
+    Ids are not read if their dtype makes this impossible.
+    """
     if not ids.size:
         return ids
     if ids.dtype.kind == "i" and ids.min() < 0:

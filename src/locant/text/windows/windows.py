@@ -1,6 +1,6 @@
 """`Windows`: sliding windows over a text's token ids, as inputs and targets for training and evaluation.
 
-A window holds `length` inputs, and for each input the next id, its target. At ``stride == length`` every target of the
+A window holds `length` inputs, and for each input its target, the next id. If ``stride == length``, every target of the
 text, ``ids[1:]``, is in exactly one window. The last window is padded on the right. In padding the target is -100
 (which `torch.nn.functional.cross_entropy` ignores), the input is `pad_id`, and the position is padding (document -1).
 
@@ -41,21 +41,21 @@ class Windows(Dataset[Any]):
         length: number of inputs per window.
         stride: tokens between the starts of consecutive windows. Default: `length`. A smaller stride makes windows
             overlap, and a larger stride skips the targets between them. Packed rows have no stride.
-        mode: ``"flat"`` reads the whole text as one document. ``"document"`` lets no window reach beyond its document.
-            ``"packed"`` puts as many documents, or last pieces of documents, into one row as fit. No target crosses
+        mode: ``"flat"`` reads the whole text as one document. ``"document"`` keeps each window within one document.
+            ``"packed"`` fills each row with as many documents, or last pieces of documents, as fit. No target crosses
             documents, and no target occurs twice. A document longer than `length` is cut as in document mode.
         documents: the start of each document, and the end: n + 1 offsets for n documents, from 0 to the number of ids.
-            Default: the documents of the store. A document of fewer than two tokens has no target, and no window.
+            Default: the documents of the store. A document of fewer than two tokens has no target and no window.
         drop_last: drop the windows that would have to be padded: the last window of the text, or of each document. Not
-            for packed rows, which hardly ever are completely full.
+            allowed for packed rows, which are hardly ever full.
         pad_id: the input id of padding. No token attends to it, but the embedding looks it up.
         as_tuple: return a window or a batch as a pair ``(inputs, targets)`` instead of a dict. Without positions a
             model counts from 0 and attends causally, which is wrong for packed rows, so they reject this option.
 
     A window or a batch is a dict of ``ids``, ``targets`` and ``positions``, for `locant.attend` and every encoding.
-    Positions count from 0 in each window (in document mode, too), and in each piece of a packed row, because it cannot
-    attend to earlier tokens. So a table of `length` positions suffices. In a batch, positions have one row if no window
-    is padded, else one row per window.
+    Positions count from 0 in each window (in document mode, too), and in each piece of a packed row, because
+    tokens cannot attend to tokens before their window or piece. So a table of `length` positions suffices. In a batch,
+    positions have one row if no window is padded, else one row per window.
 
     Raises:
         InputError: there are fewer than two tokens, or no windows, or the documents do not fit the ids.
@@ -144,7 +144,10 @@ class Windows(Dataset[Any]):
         return self._count
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        """Return one window: ``ids`` and ``targets`` of shape ``[length]``, ``positions`` with one row; or a pair."""
+        """Return one window, as a dict or a pair.
+
+        ``ids`` and ``targets`` have shape ``[length]``, and ``positions`` have one row.
+        """
         batch = self._batch([index])
         ids, targets = batch["ids"][0], batch["targets"][0]
         return (ids, targets) if self.as_tuple else Batch(ids=ids, targets=targets, positions=batch["positions"])
@@ -152,7 +155,7 @@ class Windows(Dataset[Any]):
     def __getitems__(
         self, indices: Sequence[SupportsIndex] | Integer[np.ndarray, " batch"] | Integer[Tensor, " batch"]
     ) -> BatchOfWindows:
-        """Read several windows by one call. In the result, ``["ids"]`` is the field of all, ``[batch, length]``."""
+        """Read several windows by one call. In the result, ``["ids"]`` has all ids, of shape ``[batch, length]``."""
         return BatchOfWindows(self._batch(indices), self.as_tuple)
 
     def _batch(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Batch:
@@ -188,13 +191,13 @@ class Windows(Dataset[Any]):
         drop_last: bool = False,
         **options: Any,
     ) -> Loader:
-        """Return a loader of batches, in an order that depends on epoch and seed, and split over ranks.
+        """Return a loader of batches. The order depends on epoch and seed, and every step is split over the ranks.
 
         The loader can be resumed in the middle of an epoch.
 
         Args:
             batch_size: number of windows per batch and rank.
-            shuffle: shuffle the windows in each epoch; if False, they come in the order of the text.
+            shuffle: shuffle the windows in each epoch. If False, they are in the order of the text.
             seed: seed of the orders.
             rank, world_size: the part of every step for this process. Default: the values of `torch.distributed` if it
                 is initialised, else everything.
@@ -203,7 +206,7 @@ class Windows(Dataset[Any]):
                 Batches always come in order, because a state counts them.
 
         Raises:
-            InputError: a `DataLoader` does not have this option, or it has no meaning without workers.
+            InputError: a `DataLoader` does not have an option, or an option has no meaning without workers.
             RangeError: a number is out of range, or a flag is not a bool.
 
         >>> loader = Windows(range(10), length=2).loader(batch_size=2, seed=7)
@@ -235,7 +238,7 @@ class Windows(Dataset[Any]):
         return f"Windows({shape}, over {len(self._tokens):,} tokens)"
 
     def _resolve(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
-        """Return the numbers of these indices. Negative indices count from the end. Raise an error for a wrong one."""
+        """Return the numbers of these indices. Negative indices count from the end. Raise an error if one is wrong."""
         numbers: list[int] = []
         for index in indices:
             try:

@@ -1,4 +1,4 @@
-"""Formats of token stores, by name. Each format can be read and written. `register_format` adds another one.
+"""Formats of token stores, by name. Each format can be read and written. `register_format` adds a format.
 
 =============  ======================================================  ==========================================
 ``locant``     a folder of shards with a manifest and the tokenizer    `locant.TokenStore`
@@ -88,7 +88,7 @@ class MegatronFormat(StoreFormat):
 class NanogptFormat(StoreFormat):
     """A file of tokens and nothing else, as nanoGPT's ``prepare.py`` writes it. The file does not state its dtype.
 
-    A folder stands for all its files, which must belong to one split. Files of llm.c have a header, which states the
+    A folder means all its files, which must belong to one split. Files of llm.c have a header, which states the
     dtype and the number of tokens.
     """
 

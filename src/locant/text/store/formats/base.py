@@ -70,7 +70,7 @@ class StoreFormat:
         files: the files of tokens, one for each shard.
         dtype: the dtype of the tokens in the files.
         options: the arguments of the caller.
-        header: bytes before the tokens in each file, a multiple of the bytes of a token.
+        header: number of bytes before the tokens in each file, a multiple of the size of a token.
         tokens: the number of tokens of each file. Default: computed from its size.
 
     An example is in `locant.formats`.
@@ -85,7 +85,7 @@ class StoreFormat:
         header: int = 0,
         tokens: Int[np.ndarray, " shards"] | None = None,
     ) -> None:
-        self.files = [os.path.abspath(path) for path in files]  # noqa: PTH100  # a program may change its folder
+        self.files = [os.path.abspath(path) for path in files]  # noqa: PTH100  # it may change its folder
         self.dtype = dtype
         self.header = header
         counts = [_count(path, dtype, header) for path in self.files] if tokens is None else tokens
@@ -136,7 +136,7 @@ class StoreFormat:
         return np.concatenate([np.zeros(1, dtype=np.int64), *parts])
 
     def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer that made the ids. A store has one if it has a `vocab_size`."""
+        """Return the tokenizer that made the ids. A store with a `vocab_size` has a tokenizer."""
         if self._tokenizer is None:
             raise InputError("got a store of another program, which has no tokenizer", Remedy(tokenizer=...))
         return self._tokenizer
@@ -171,7 +171,7 @@ class StoreFormat:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A store to be written in another format: its tokens in order, every id checked against the vocabulary.
+    """A store that is exported. It yields the tokens in order, and checks every id against the vocabulary.
 
     `format` is the name of the store's current format. `progress` is called with the number of finished tokens.
     """
@@ -184,7 +184,7 @@ class ExportSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """Unsigned, of two bytes if they suffice for the vocabulary, else four."""
+        """An unsigned dtype of two bytes if they suffice for the vocabulary, else of four bytes."""
         if self.vocab_size > 2**32:
             raise InputError(
                 f"got ids up to {self.vocab_size - 1}, which need more than four bytes", "pass another dtype"
@@ -213,7 +213,7 @@ class ExportSource:
     def documents(self, shard: int) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
         """Yield the documents of a shard, in blocks, for `ShardWriter.append`. Long documents come in parts.
 
-        Each item has the ids, the length of each document, and whether the first continues the previous document.
+        Each item has the ids, the length of each document, and whether the first document continues the previous one.
         """
         offsets = self.store.offsets(shard)
         first = 0
@@ -229,7 +229,7 @@ class ExportSource:
             first = last
 
     def write_tokens(self, path: Path, shard: int | None = None) -> None:
-        """Write a file that holds only tokens, as `dtype`, of one shard or of all shards."""
+        """Write a file that holds only the tokens of one shard or of all shards, as `dtype`."""
         with NewFile(path) as file:
             for ids in self.blocks() if shard is None else self.shard_blocks(shard):
                 file.write(ids.astype(self.dtype).data.cast("B"))
@@ -333,7 +333,7 @@ def _fill(view: memoryview, path: str, at: int) -> None:
 
 
 def _copy(handle: int, view: memoryview, at: int) -> int:
-    """Do the same as `os.preadv`, which Windows lacks, by a copy."""
+    """Read as `os.preadv` does, which Windows lacks, but with a copy."""
     os.lseek(handle, at, os.SEEK_SET)
     data = os.read(handle, len(view))
     view[: len(data)] = data

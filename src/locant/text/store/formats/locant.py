@@ -1,11 +1,11 @@
 """The locant format: a folder of shards (files of Megatron-LM), a tokenizer, and a manifest of all files.
 
 `store.json`, the manifest, is written last, so a folder that has one is a complete store. It is JSON, one line per
-field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``. They have one spelling,
-which is checked before anything is parsed, so a changed or missing byte is always found. The shards are a table of
-columns, because a table of rows takes several times as long to read. The manifest has no names of files. They are made
-from numbers, so no manifest can point outside its folder. The sources, which are most of the text if a store was made
-from many files, are hashed with the rest, but parsed only on first use.
+field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``. Their spelling is fixed,
+and is checked before anything is parsed, so a changed or missing byte is always found. The shards are a table of
+columns, because a table of rows takes several times as long to read. The manifest does not contain file names. They are
+made from numbers, so no manifest can point outside its folder. The sources, which are most of the text if a store was
+made from many files, are hashed with the rest, but parsed only on first use.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def write_manifest(
 
 
 def _json(value: Any) -> str:
-    """Return JSON in ASCII. A value with nested parts gets a line for each part."""
+    """Return JSON in ASCII. Each part of a nested value is on its own line."""
     parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     if not any(isinstance(part, (dict, list)) for part in parts):
         return json.dumps(value, allow_nan=False)

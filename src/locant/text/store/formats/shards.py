@@ -131,7 +131,7 @@ def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
 
 
 class IndexWriter:
-    """Write an index in constant memory: lengths are written at once, and all the rest is computed from them later."""
+    """Write an index in constant memory. Lengths are written at once, and the rest is computed from them later."""
 
     def __init__(self, file: NewFile, dtype: np.dtype) -> None:
         self.documents = 0
@@ -141,7 +141,10 @@ class IndexWriter:
         file.write(bytes(HEADER.size))
 
     def append(self, lengths: Integer[np.ndarray, " documents"], *, continues: bool) -> None:
-        """Add documents, or none if one is too long. With `continues`, the first continues the previous document."""
+        """Add documents. With `continues`, the first document continues the previous one.
+
+        Raise `RangeError`, and add no document, if one is too long.
+        """
         if not len(lengths):
             return
         numbers = lengths.astype(np.int64)  # a copy
@@ -222,7 +225,7 @@ class ShardWriter:
 
         Raises:
             RangeError: an id is not in the vocabulary. ShapeError: the lengths do not add up to the number of ids.
-                If an error is raised, nothing is added.
+                If an error is raised, no document is added.
         """
         for name, array in (("ids", ids), ("lengths", lengths)):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
