@@ -29,7 +29,7 @@ class Sinusoidal(PositionEncoding):
     It has no parameters and no maximal length, and it is exact at every position. An odd `d_model` has one more sine
     than cosines.
 
-    Some published models order the vector in another way, or count positions from another number:
+    Some published models order the dimensions differently, or count positions from another number:
 
     - the paper, XLM: ``Sinusoidal(512)``
     - CTRL, Marian, Pegasus: ``Sinusoidal(512, layout="half")``
@@ -42,7 +42,7 @@ class Sinusoidal(PositionEncoding):
         base: the longest wavelength is about 2 pi times this.
         layout: ``"interleaved"``, in which sines and cosines alternate, or ``"half"``, in which one kind comes first.
         first: the kind that comes first.
-        offset: the position whose vector position 0 gets.
+        offset: the number that is added to every position.
         scale: a factor of the vectors.
 
     Limits:
