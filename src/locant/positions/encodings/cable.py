@@ -30,8 +30,8 @@ class Cable(RunningSums):
         weighted: whether the slopes depend on queries. Otherwise all slopes are 1 (the paper's CABLE-NW).
 
     Limits:
-        If a token's step is 0 in a head, it has no gradient in that head. With slopes, `Cable` has no score function,
-        so it cannot use FlexAttention's kernels. `KVCache` stores the running sums. `StaticKVCache` and `PagedKVCache`
+        If a token's step is 0 in a head, the step has no gradient there. With slopes, `Cable` has no score function, so
+        it cannot use FlexAttention's kernels. `KVCache` stores the running sums. `StaticKVCache` and `PagedKVCache`
         store them if you pass the encoding. The authors' first code uses a softplus and an offset for the steps, and no
         slopes. That is `Fox` with weights of the opposite sign.
 

@@ -29,8 +29,8 @@ class Cope(PositionEncoding):
 
     Gates count the tokens that a causal mask shows to the query. A sliding window of `attend` does not shorten the
     count. Keys may be in any order, but attention needs all keys between a key and the query at once. `attend` raises
-    an error if positions show that some are missing, and ranks cannot use ring attention. The oldest keys may be
-    missing. A later key is at position 0.
+    an error if positions show that some of these keys are missing. The oldest keys may be missing. Ranks cannot use
+    ring attention. A later key is at position 0.
 
     It costs several matrices of ``batch x heads x query x key`` numbers in float64. It is the most expensive bias here
     and has no score function.

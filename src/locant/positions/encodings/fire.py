@@ -27,8 +27,9 @@ class Fire(PositionEncoding):
         \psi(x) = \log(1 + c \, x)
 
     The ratio runs from 0 at the query to 1 at the beginning of its document, so contexts longer than the trained ones
-    do not add new inputs. Up to the threshold L the denominator is constant. c and L are learned. The paper's ``max(L,
-    i)`` is equal for keys up to the query. The additional j makes the bias symmetric without a causal mask.
+    do not add new inputs. Up to the threshold L the denominator is constant. c and L are learned. For keys up to the
+    query, the maximum equals the paper's ``max(L, i)``. The additional j makes the bias symmetric without a causal
+    mask.
 
     An MLP with one ReLU layer and one input is piecewise linear. Its ``hidden + 1`` pieces per head are computed once
     per call. Then a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one linear function per

@@ -22,7 +22,7 @@ SPREAD = 8.0
 
 
 class GridBias(HeadTable):
-    r"""Adds a learned number per head for the rows and columns between a query and a key.
+    r"""Adds a learned number for each head and each offset in rows and columns between a query and a key.
 
     .. math:: b_{hij} = W_{h,\, y_i - y_j,\, x_i - x_j}
 
@@ -33,8 +33,8 @@ class GridBias(HeadTable):
         num_heads, head_slice: as in `DistanceBias`.
         height, width: the size of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
         prefix: whether the table has three more rows for pairs with a prefix token, ``Positions.grid(prefix=1)``:
-            from a prefix token to a cell, from a cell to a prefix token, and between prefix tokens (BEiT). Without them
-            these pairs get no bias.
+            from a prefix token to a cell, from a cell to a prefix token, and between prefix tokens (BEiT). Without
+            these rows such pairs have no bias.
 
     Limits:
         Offsets beyond the table raise `RangeError`. `at` interpolates it for grids of another size, and `resize` does
@@ -118,8 +118,9 @@ class ContinuousGridBias(HeadTable):
     n is the number of rows (for the height) or columns (for the width) between query and key. Offsets of any size have
     a bias, even in grids larger than the trained ones. `at` does not change the sizes that divide offsets
     (``pretrained_window_size`` in the published models). These models normalise queries and keys, and multiply scores
-    by a learned number per head. To do the same, attend to ``F.normalize(q, dim=-1) * factor`` and ``F.normalize(k,
-    dim=-1)`` with ``scale=1.0``. The MLP runs once per call for every offset of the grid, not for every pair.
+    by a learned number per head. To do the same, pass ``F.normalize(q, dim=-1) * factor`` and
+    ``F.normalize(k, dim=-1)`` to `attend`, with ``scale=1.0``. The MLP runs once per call for every offset of the grid,
+    not for every pair.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

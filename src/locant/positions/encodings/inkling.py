@@ -23,7 +23,7 @@ class Inkling(HiddenBias):
     .. math:: b_{ij} = \tau_i \; r_i \cdot B[i - j], \qquad r_i = W_h x_i, \qquad
         \tau_i = 1 + \alpha \log \max\left(1, \frac{i + 1}{n_0}\right)
 
-    B has a vector of `d_rel` numbers for each of the distances 0 to `extent` - 1. Farther and later keys get no bias.
+    B has a vector of `d_rel` numbers for each of the distances 0 to `extent` - 1. Farther and later keys have no bias.
     It is Shaw's product of a query and a vector of the distance (2018, https://arxiv.org/abs/1803.02155), with a
     separate projection of the hidden state instead of the query. The temperature, if there is one, also multiplies the
     query (in `rotate`), so that softmax stays sharp over more and more keys.

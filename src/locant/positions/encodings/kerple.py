@@ -89,5 +89,5 @@ class Kerple(DistanceBias):
 
 
 def _clamp_keeping_gradient(parameter: Tensor, largest: float | None) -> Tensor:
-    """Clamp the parameter, but not its gradient."""
+    """Clamp the parameter and pass its gradient on unchanged."""
     return parameter + (parameter.clamp(SMALLEST, largest) - parameter).detach()

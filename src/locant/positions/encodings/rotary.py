@@ -72,8 +72,8 @@ class Rotary(PositionEncoding):
         \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\ \sin p\theta_i & \cos p\theta_i \end{pmatrix}
         \begin{pmatrix} x_a \\ x_b \end{pmatrix}, \qquad \theta_i = \text{base}^{-2i/d}
 
-    (a, b) are the dimensions of pair i, and p is the position. It has no parameters, no buffers and no maximal length.
-    ``.half()``, autocast, ``to_empty`` and FSDP do not affect it.
+    (a, b) are the dimensions of pair i, and p is the position. This encoding has no parameters, no buffers and no
+    maximal length. ``.half()``, autocast, ``to_empty`` and FSDP do not affect it.
 
     Args:
         head_dim: dimensions per head.
@@ -98,7 +98,7 @@ class Rotary(PositionEncoding):
 
     Tested against:
         `transformers`' Llama, GPT-J, GPT-NeoX, Phi and Qwen2-VL. In float32 mode, the rotary modules of published
-        configurations, bit for bit (DeepSeek-V2 and Llama 4 up to rounding). 50-digit arithmetic (mpmath) up to
+        configurations, bit for bit (DeepSeek-V2 and Llama 4 up to rounding). Also 50-digit arithmetic (mpmath) up to
         position 2^31 - 1.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)

@@ -92,7 +92,7 @@ class Sinusoidal(PositionEncoding):
     def vectors(
         self, positions: Positions | int, dtype: torch.dtype | str = torch.float32
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the position vectors, in float32 or float64. A number stands for that many positions from 0."""
+        """Return the position vectors, in float32 or float64. For a number n, use the positions 0 to n - 1."""
         positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
         low, high = (None if end is None else end + self.offset for end in (positions.min_index, positions.max_index))

@@ -57,8 +57,8 @@ class DynamicNTK(Scaling):
     .. math:: \theta_i' = \left( \text{base} \cdot \left( s \frac{n}{L} - (s - 1) \right)^{d / (d - 2)}
         \right)^{-2i/d}
 
-    n is the length of the whole sequence, which `Rotary.for_length` sets. L is `original_max_seq_len`, up to which this
-    is plain RoPE, bit for bit, and s is `factor`.
+    n is the length of the whole sequence, which `Rotary.for_length` sets. L is `original_max_seq_len`, and s is
+    `factor`. Up to L, this is plain RoPE, bit for bit.
 
     Limits:
         Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` moves them.
