@@ -26,7 +26,7 @@ class Convolutional(PositionEncoding):
     .. math:: x \leftarrow x + \mathrm{GELU}(W * x + b), \qquad
         W_{\cdot \cdot j} = g_j \, \frac{V_{\cdot \cdot j}}{\lVert V_{\cdot \cdot j} \rVert}
 
-    There are no indices: a token learns its position from its neighbours, and from the zeros beyond both ends of its
+    There are no indices. A token's position follows from its neighbours, and from the zeros beyond both ends of its
     document. A document has the same result packed, padded or alone. (Published code convolves whole rows, so packed
     documents would leak into each other. data2vec's code includes padding from its second layer on.)
 

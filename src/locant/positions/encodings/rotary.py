@@ -119,7 +119,7 @@ class Rotary(PositionEncoding):
     )
 
     layer_types: tuple[str, ...] | None = None
-    """The layer types with different encodings in the model of its configuration, or ``None`` if unknown."""
+    """The layer types with different encodings in the configured model, or ``None`` if unknown."""
 
     def __init__(
         self,
@@ -273,8 +273,9 @@ class Rotary(PositionEncoding):
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
         """Return keys that were rotated at `positions` as if they had been rotated at `to`.
 
-        Use it for cached keys whose positions change: a middle part is dropped and later tokens move up (StreamingLLM),
-        or a separately cached document goes after others. It is as exact as `rerotate` at any distance.
+        Use it if the positions of cached keys change, because a middle part was dropped and later tokens move up
+        (StreamingLLM), or because a separately cached document is appended to others. It is as exact as `rerotate` at
+        any distance.
 
         >>> k, old, new = torch.randn(1, 2, 3, 8), Positions.arange(3), Positions.after(1_000_000, 3)
         >>> rotary = Rotary(8)

@@ -194,8 +194,8 @@ class DualChunk(RotaryByClass):
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """Return three classes: keys in the chunk of the query, in the chunk before, and in all earlier chunks.
 
-        If queries and keys both count one by one, return classes for each chunk of queries, because its keys are known.
-        A compiled graph uses the three classes, because it would otherwise contain every chunk.
+        If queries and keys both count one by one, return classes for each chunk of queries, because the keys of a chunk
+        are known. A compiled graph uses the three classes, because otherwise it would contain every chunk.
         """
         keys, length = positions if k_positions is None else k_positions, self.chunk_size - self.local_size
         positions.require_within(0, MAX_INT32, "DualChunk", "use positions from 0")

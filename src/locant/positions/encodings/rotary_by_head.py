@@ -58,7 +58,7 @@ class MixedRotary(PerHeadRotation):
 
     .. math:: \text{angle}_{h,i}(n) = \sum_a n_a \, f_{a,h,i}
 
-    The angle of a pair mixes the axes: with rows and columns it can follow any diagonal (Heo et al. 2024,
+    The angle of a pair mixes the axes, so with rows and columns it can follow any diagonal (Heo et al. 2024,
     https://arxiv.org/abs/2403.13298). With one axis, these are learned frequencies in the planes of `Rotary`, as in
     GRAPE-M. A key/value head and its query heads share frequencies, so scores always depend on distances alone. Angles
     are computed in float64.
@@ -139,7 +139,7 @@ class FoPE(PerHeadRotation):
         num_heads: the number of key/value heads. The number of query heads is a multiple.
         base: the frequencies fall from 1 towards 1 / base.
         original_max_seq_len: the trained length.
-        noise: the standard deviation of the noise that is added to the initial C and S, in units of Xavier's.
+        noise: the standard deviation of the noise in the initial C and S, as a multiple of Xavier initialisation's.
         angles: as in `Rotary`.
 
     Limits:

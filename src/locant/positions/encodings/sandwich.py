@@ -25,8 +25,8 @@ class Sandwich(DistanceBias):
 
     The paper omits ``- d/2``. This term does not change the softmax, and it keeps more bits of near distances.
 
-    It costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. If the bounds of
-    positions are unknown (`Positions.of` on an accelerator), the values are computed for every pair of tokens instead.
+    It costs one cosine per distance and sinusoid pair, then one look-up per pair of tokens. If the bounds of positions
+    are unknown (`Positions.of` on an accelerator), the cosines are computed for every pair of tokens instead.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

@@ -216,7 +216,7 @@ class Llama3(Scaling):
 
     Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` do not change. Wavelengths longer than
     ``original_max_seq_len / low_freq_factor`` are stretched by `factor`. The rest are blended. If both factors are
-    equal, there is a step instead.
+    equal, the blend is a step.
 
     Limits:
         It was designed for a model with further training. Without that training its values are a guess.

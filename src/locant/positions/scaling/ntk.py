@@ -89,7 +89,7 @@ class DynamicNTK(Scaling):
         return self.original_max_seq_len
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        # The reference reads the length from a tensor of position ids, so it is in float32.
+        # The reference reads the length from a tensor of position ids, so the length is in float32.
         length, factor = numbers.number(max(seq_len or 0, self.original_max_seq_len)), numbers.real(self.factor)
         stretch = factor * length / self.original_max_seq_len - (factor - 1)
         return 1 / numbers.powers(dim, numbers.real(base) * stretch ** ntk_exponent(dim, numbers.real))
