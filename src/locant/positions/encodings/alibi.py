@@ -43,12 +43,12 @@ class ALiBi(DistanceBias):
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        learned: whether the slopes are a parameter, which begins with these values. Learned slopes may change sign.
-        slopes: one per head of the model. Default: the paper's, `alibi_slopes`.
+        learned: whether the slopes are a parameter, which begins at `slopes`. Learned slopes may change sign.
+        slopes: the slope of each head of the model. Default: `alibi_slopes`, as in the paper.
 
     Limits:
-        Steep heads almost ignore far tokens, whatever their content. The bias is symmetric, so without a causal mask it
-        does not distinguish earlier keys from later ones.
+        Heads with steep slopes almost ignore far tokens, whatever their content. The bias is symmetric, so without a
+        causal mask it does not distinguish earlier keys from later ones.
 
     Tested against:
         `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072 distances.

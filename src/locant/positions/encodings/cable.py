@@ -16,25 +16,24 @@ from locant.positions.running_sums import RunningSums
 
 
 class Cable(RunningSums):
-    r"""ALiBi with steps and slopes that depend on tokens: a step is the distance to the next token, a slope its weight.
+    r"""ALiBi in which the distance between neighbouring tokens and the slope of each query depend on hidden states.
 
     .. math:: b_{ij} = - g_i \left| S_i - S_j \right|, \qquad S_i = \sum_{l \le i} \mathrm{ReLU}(w_h \cdot x_l), \qquad
         g_i = \mathrm{softplus}(u_h \cdot x_i)
 
-    With steps of 1 and slopes that do not depend on the query it is `ALiBi`. The distance is subtracted, as in the
-    authors' code. In the paper's equations the sign of the steps does that. The paper is causal. Here a later key is as
-    far away as an earlier one. In the paper every layer has its own steps and slopes, so build an encoding for each
-    layer.
+    With steps of 1 and one slope per head, this is `ALiBi`. The distance is subtracted, as in the authors' code. The
+    paper's equations use negative steps instead. The paper uses only causal attention. Here a later key is as far away
+    as an earlier one. In the paper every layer has its own steps and slopes, so build an encoding for each layer.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
         weighted: whether the slopes depend on queries. Otherwise all slopes are 1 (the paper's CABLE-NW).
 
     Limits:
-        A token whose step is 0 in a head has no gradient there. With slopes it has no score function, so it cannot use
-        FlexAttention's kernels. `KVCache` stores the running sums, and so do `StaticKVCache` and `PagedKVCache` if they
-        get the encoding. The authors' first code has a softplus and an offset for the steps, and no slopes. That is
-        `Fox` with the opposite sign of its weights.
+        If a token's step is 0 in a head, the step has no gradient there. With slopes, `Cable` has no score function, so
+        it cannot use FlexAttention's kernels. `KVCache` stores the running sums. `StaticKVCache` and `PagedKVCache`
+        store them if you pass the encoding. The authors' first code uses a softplus and an offset for the steps, and no
+        slopes. That is `Fox` with weights of the opposite sign.
 
     Tested against:
         The paper's formula in NumPy, forward and every gradient, and attention in float64 with the full matrix.
@@ -76,7 +75,7 @@ class Cable(RunningSums):
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the running sums, with the slope for queries."""
+        """Return the running sums, and for queries also the slope."""
         queries, sums = super().of_hidden(x, positions, past)
         if self.slope is None:
             return queries, sums

@@ -26,8 +26,8 @@ class Convolutional(PositionEncoding):
     .. math:: x \leftarrow x + \mathrm{GELU}(W * x + b), \qquad
         W_{\cdot \cdot j} = g_j \, \frac{V_{\cdot \cdot j}}{\lVert V_{\cdot \cdot j} \rVert}
 
-    There are no indices: a token learns its position from its neighbours, and from the zeros beyond both ends of its
-    document. A packed or padded document gets the same result as alone. (Published code convolves whole rows, so packed
+    There are no indices. A token's position follows from its neighbours, and from the zeros beyond both ends of its
+    document. A document has the same result packed, padded or alone. (Published code convolves whole rows, so packed
     documents would leak into each other. data2vec's code includes padding from its second layer on.)
 
     - wav2vec 2, HuBERT, WavLM, UniSpeech: ``Convolutional(768)``
@@ -35,17 +35,18 @@ class Convolutional(PositionEncoding):
 
     Args:
         d_model: the width of the token embeddings.
-        kernel_size: the number of tokens in the kernel, equally before and after. An even number has one more before.
-        groups: the number of groups of channels. Default: 16, or fewer if the width is not a multiple.
+        kernel_size: the number of tokens in the kernel, which is centred on the token. An even kernel covers one more
+            token before it than after it.
+        groups: the number of groups of channels. Default: the greatest common divisor of `d_model` and 16.
         depth: the number of convolutions, one after another.
         norm: ``"weight"`` learns the size of each tap of the kernel separately. ``"layer"`` normalises each token after
             each convolution, without parameters.
         causal: whether to hide later tokens.
 
     Limits:
-        Documents have to be complete: tokens after a cache, shards and slices raise an error, except the first tokens
-        of a document, which look like a shorter one. In a graph, padded or packed rows raise an error, because the host
-        has to read where their documents begin.
+        Documents have to be complete, so tokens after a cache, shards and slices raise an error. The first tokens of a
+        document do not, because they look like a shorter document. In a graph, padded or packed rows raise an error,
+        because the host has to read where their documents begin.
 
     Tested against:
         `transformers`' wav2vec 2 and data2vec-audio, a row alone, forward and every gradient.

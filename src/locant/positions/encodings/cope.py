@@ -18,19 +18,19 @@ GRID = 2.0**-30
 
 
 class Cope(PositionEncoding):
-    r"""Counts the tokens that matter instead of all: a key's position is the sum of gates from it to the query.
+    r"""Counts only the tokens that matter: a key's position is the sum of the gates from the key to the query.
 
     .. math:: g_{ij} = \sigma(s \, q_i \cdot k_j), \qquad p_{ij} = \sum_{t=j}^{i} g_{it}, \qquad
         b_{ij} = q_i \cdot e[p_{ij}]
 
     s is `scale`, and e is interpolated between the two nearest of `max_positions` learned vectors. As in the authors'
-    code, the gates use the scaled product and the embeddings the plain query. All heads share the embeddings, which
-    begin as zeros.
+    code, the gates use the scaled product, and the embeddings use the plain query. All heads share the embeddings,
+    which begin as zeros.
 
     Gates count the tokens that a causal mask shows to the query. A sliding window of `attend` does not shorten the
     count. Keys may be in any order, but attention needs all keys between a key and the query at once. `attend` raises
-    an error if positions show that some are missing, and ranks cannot use ring attention. The oldest keys may be
-    missing. A later key is at position 0.
+    an error if positions show that some of these keys are missing. The oldest keys may be missing. Ranks cannot use
+    ring attention. A later key is at position 0.
 
     It costs several matrices of ``batch x heads x query x key`` numbers in float64. It is the most expensive bias here
     and has no score function.
@@ -105,7 +105,7 @@ class Cope(PositionEncoding):
 
 
 def _sums_from_key(gates: Float[Tensor, "batch heads query key"], keys: Positions) -> Tensor:
-    """Return, for every key, the sum of its gate and all later keys' gates, in the order of tokens, not of slots."""
+    """Return the sum of the gates of each key and all later keys, in the order of tokens, not of slots."""
     if keys.start is not None:
         return gates.flip(-1).cumsum(-1).flip(-1)
     last_first = keys.order.argsort(dim=-1, descending=True, stable=True)

@@ -40,15 +40,16 @@ class Deberta(RowBias):
     In DeBERTa-v2 all layers share the table, and each layer projects it with its own key and query projections
     (``share_att_key``). Set `weight`, `key_projection` and `query_projection` of each layer's `Deberta` to these.
 
-    It costs two projections of the table, one row of scores per token over it (in float64 during the computation), and
-    two look-ups per pair of tokens and head.
+    It costs two projections of the table, one score per token and row of the table (in float64 during the computation),
+    and two look-ups per pair of tokens and head.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
         head_dim: dimensions per head.
         d_model: the width of the table. Default: ``num_heads * head_dim``.
-        num_buckets: half the rows of the table. ``None``: one row per distance up to `max_distance` (DeBERTa v1).
-        max_distance: the distance from which, about, all distances share a bucket.
+        num_buckets: half the number of rows of the table. ``None``: one row per distance up to `max_distance` (DeBERTa
+            v1).
+        max_distance: the approximate distance from which all distances share a bucket.
         terms: ``"c2p"``, ``"p2c"`` or both.
         norm: whether the table goes through a LayerNorm first (``norm_rel_ebd``, DeBERTa-v2 and v3).
         scale: the factor of the sum. Default: ``(head_dim * (1 + number of terms)) ** -0.5``.
@@ -133,7 +134,7 @@ class Deberta(RowBias):
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Return the table projected as keys, for queries, and projected as queries, for keys."""
+        """Return the table with the key projection, for queries, and with the query projection, for keys."""
         return self._project_table(self.key_projection, dtype), self._project_table(self.query_projection, dtype)
 
     def score_bias(
@@ -189,7 +190,7 @@ def _first_out_of_table(num_buckets: int, max_distance: int) -> float:
 
 
 def _bucket_table(num_buckets: int | None, max_distance: int) -> Int[Tensor, " distances"]:
-    """Return the bucket of each distance up to a few past the table, in float32 like the reference's logarithm."""
+    """Return the buckets of distances up to a little past the table, in float32 like the reference's logarithm."""
     if num_buckets is None:
         return torch.arange(max_distance + 1, device="cpu")
     exact = num_buckets // 2

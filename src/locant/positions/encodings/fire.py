@@ -26,21 +26,22 @@ class Fire(PositionEncoding):
     .. math:: b_{ij} = \mathrm{MLP}\left( \frac{\psi(|i - j|)}{\psi(\max(L, i, j))} \right), \qquad
         \psi(x) = \log(1 + c \, x)
 
-    The ratio runs from 0 at the query to 1 at the beginning of its document, so the function gets no new inputs in
-    contexts longer than the trained ones. Up to the threshold L the denominator is constant. c and L are learned. The
-    paper's ``max(L, i)`` is the same for keys up to the query. With j, the bias is symmetric without a causal mask.
+    The ratio runs from 0 at the query to 1 at the beginning of its document, so contexts longer than the trained ones
+    do not add new inputs. Up to the threshold L the denominator is constant. c and L are learned. For keys up to the
+    query, the maximum equals the paper's ``max(L, i)``. The additional j makes the bias symmetric without a causal
+    mask.
 
-    An MLP with one ReLU layer over one number is piecewise linear. Its ``hidden + 1`` pieces per head are computed once
-    per call. Then a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one line per head. On a
-    CPU this takes 4.4 times the time of plain causal attention forward (8 192 tokens), and 3.3 times forward and
-    backward (4 096).
+    An MLP with one ReLU layer and one input is piecewise linear. Its ``hidden + 1`` pieces per head are computed once
+    per call. Then a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one linear function per
+    head. On a CPU this takes 4.4 times the time of plain causal attention forward (8 192 tokens), and 3.3 times forward
+    and backward (4 096).
 
     Args:
         num_heads, head_slice: as in `DistanceBias`. All heads share the hidden layer, c and L, so ranks have to sum
             their gradients.
         hidden: the width of the MLP.
         c: the initial value of c.
-        threshold: the initial value of L, which is learned as a multiple of it.
+        threshold: the initial value of L. The learned parameter is a multiple of this value.
 
     Limits:
         The bias depends on both positions, not on their distance alone, so a table of distances cannot represent it.
@@ -126,11 +127,12 @@ class Fire(PositionEncoding):
         return bias_matrix(self, len(self.heads), query_len, key_len)
 
     def _pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the kinks of the MLP, and slope and offset before, between and after them (``pieces heads``).
+        """Return the kinks of the MLP, and the slope and offset of each piece (``pieces heads``).
 
-        A hidden unit with a positive weight is on above its kink, with a negative weight below it. It is off at the
-        kink, like torch's ReLU. A piece includes its right end, so the kink of a negative weight moves to the previous
-        number. Kinks below 0 may be anywhere there, because ratios are not negative. Sums are in float64.
+        A hidden unit with a positive weight is on above its kink. A hidden unit with a negative weight is on below its
+        kink. It is off at the kink, like torch's ReLU. A piece includes its right end, so the kink of a negative weight
+        moves to the next smaller number. The value of a negative kink does not matter, because ratios are not negative.
+        Sums are in float64.
         """
         weight, shift = self.hidden.weight[:, 0].double(), self.hidden.bias.double()
         fixed = weight == 0
@@ -173,7 +175,7 @@ def _bias_of_one_pair(
 def _by_head(table: Float[Tensor, "pieces heads"], piece: Int[Tensor, "#batch query key"]) -> Bias:
     """Return each head's entry for every pair.
 
-    On a CPU heads come first, which halves the time with gradients. On other devices the gradients would be atomic
+    On a CPU the heads come first, which halves the time with gradients. On other devices the gradients would be atomic
     additions of all pairs to a few numbers.
     """
     if piece.device.type != "cpu":

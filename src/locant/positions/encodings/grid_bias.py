@@ -22,7 +22,7 @@ SPREAD = 8.0
 
 
 class GridBias(HeadTable):
-    r"""Adds a learned number per head for the rows and columns between a query and a key.
+    r"""Adds a learned number for each head and each offset in rows and columns between a query and a key.
 
     .. math:: b_{hij} = W_{h,\, y_i - y_j,\, x_i - x_j}
 
@@ -33,7 +33,8 @@ class GridBias(HeadTable):
         num_heads, head_slice: as in `DistanceBias`.
         height, width: the size of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
         prefix: whether the table has three more rows for pairs with a prefix token, ``Positions.grid(prefix=1)``:
-            from it to a cell, from a cell to it, and among such tokens (BEiT). Without them these pairs get no bias.
+            from a prefix token to a cell, from a cell to a prefix token, and between prefix tokens (BEiT). Without
+            these rows such pairs have no bias.
 
     Limits:
         Offsets beyond the table raise `RangeError`. `at` interpolates it for grids of another size, and `resize` does
@@ -114,11 +115,12 @@ class ContinuousGridBias(HeadTable):
     .. math:: b_{ij} = 16 \, \sigma\left( W_2 \max(W_1 [\delta_y, \delta_x] + \beta, 0) \right), \qquad
         \delta = \mathrm{sign}(n) \log_8 \left( 1 + \frac{8 |n|}{\text{size} - 1} \right)
 
-    n is the number of rows (for the height) or columns (for the width) between them. So offsets of any size have a
-    bias, even in grids larger than the trained ones. `at` keeps the sizes by which offsets are divided,
-    ``pretrained_window_size`` in the published models. These models normalise queries and keys, and multiply scores by
-    a learned number per head: attend to ``F.normalize(q, dim=-1) * factor`` and ``F.normalize(k, dim=-1)`` with
-    ``scale=1.0``. The MLP runs once per call for every offset of the grid, not for every pair.
+    n is the number of rows (for the height) or columns (for the width) between query and key. Offsets of any size have
+    a bias, even in grids larger than the trained ones. `at` does not change the sizes that divide offsets
+    (``pretrained_window_size`` in the published models). These models normalise queries and keys, and multiply scores
+    by a learned number per head. To do the same, pass ``F.normalize(q, dim=-1) * factor`` and
+    ``F.normalize(k, dim=-1)`` to `attend`, with ``scale=1.0``. The MLP runs once per call for every offset of the grid,
+    not for every pair.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -127,7 +129,7 @@ class ContinuousGridBias(HeadTable):
         largest: the factor of the sigmoid.
 
     Limits:
-        Far beyond the trained size the bias is the untrained extrapolation of its MLP.
+        Far beyond the trained size, the bias is an untrained extrapolation of the MLP.
 
     Tested against:
         `transformers`' Swin v2: the bias, windows larger than the trained ones, and gradients.
@@ -190,15 +192,15 @@ class ContinuousGridBias(HeadTable):
 
 
 class DecomposedBias(OffsetBias):
-    r"""Adds the products of the query with two learned vectors, one for the rows to a key and one for the columns.
+    r"""Adds the products of the query with two learned vectors, for the rows and for the columns between query and key.
 
     .. math:: b_{ij} = q_i \cdot R_{y_i - y_j} + q_i \cdot C_{x_i - x_j}
 
     y and x are a token's row and column. All heads share the two tables. As in the published models, the query is not
     scaled: the bias is added to scores that are already scaled.
 
-    A query has ``2 height - 1`` and ``2 width - 1`` products (in float64 during the computation). Only attention
-    expands them to a number per key, when it adds two of them to a score.
+    A query has ``2 height - 1`` products for rows and ``2 width - 1`` for columns (in float64 during the computation).
+    Attention adds two of them to each score.
 
     Args:
         head_dim: dimensions per head.

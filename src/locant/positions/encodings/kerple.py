@@ -26,12 +26,12 @@ class Kerple(DistanceBias):
     .. math:: b_{ij} = -r_1 \log(1 + r_2 \, |i - j|) \qquad \text{or} \qquad b_{ij} = -r_1 \, |i - j|^{r_2}
 
     If training pushes a parameter below 0.01 (or an exponent above 2), the bias uses that bound. The gradient still
-    passes, so the parameter can return. The logarithmic form is computed in float32, the power in float64, because
-    float32 would lose the difference between neighbours a hundred thousand tokens away.
+    passes, so the parameter can return. The logarithmic form is computed in float32. The power is computed in float64,
+    because float32 would lose the difference between neighbours a hundred thousand tokens away.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        kind: ``"log"``, the best in the paper, or ``"power"``, which with r2 = 1 is ALiBi with a learned slope.
+        kind: ``"log"`` (the best in the paper) or ``"power"`` (ALiBi with a learned slope if r2 = 1).
 
     Limits:
         The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later ones.
@@ -89,5 +89,5 @@ class Kerple(DistanceBias):
 
 
 def _clamp_keeping_gradient(parameter: Tensor, largest: float | None) -> Tensor:
-    """Clamp the parameter, with a gradient as if it were not clamped."""
+    """Clamp the parameter and pass its gradient on unchanged."""
     return parameter + (parameter.clamp(SMALLEST, largest) - parameter).detach()

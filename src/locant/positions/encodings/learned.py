@@ -1,4 +1,4 @@
-"""Learned absolute positions: a trained vector for each position of a text (GPT-2, BERT), or cell of a grid (ViT)."""
+"""Learned absolute positions: a trained vector for each position (GPT-2, BERT) or each cell of a grid (ViT)."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Learned(PositionEncoding):
 
 
 def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:
-    """Interpolate linearly and keep both ends, in float64 with one rounding. Whole-number places copy their row."""
+    """Interpolate linearly and keep both ends, in float64 with one rounding. A whole-number place copies its row."""
     place = torch.arange(new, dtype=torch.float64, device=rows.device) * (len(rows) - 1) / (new - 1)
     below = place.floor().long()
     above = (below + 1).clamp(max=len(rows) - 1)
@@ -139,12 +139,12 @@ def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, 
 
 
 class LearnedGrid(PositionEncoding):
-    r"""Adds the vector of its cell to every patch of an image, from a table that is resized to the image's grid.
+    r"""Adds a vector for its cell to every patch of an image. The table is resized to the image's grid.
 
     .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
 
-    A grid of the table's size gets the table bit for bit. For other sizes the table is interpolated in float32 or wider
-    and rounded to its dtype, once for each size and call.
+    For a grid of the table's size, the table is used bit for bit. For other sizes the table is interpolated in float32
+    or wider and rounded to its dtype, once for each size and call.
 
     - ViT, CLIP, DINOv2: ``LearnedGrid(14, 14, 768, prefix=1)``
     - DINOv2 with registers: ``LearnedGrid(37, 37, 768, prefix=1, antialias=True)``

@@ -19,7 +19,7 @@ from locant.spelling import literal
 
 
 class PoPE(PositionEncoding):
-    r"""Separates content and position: token content sets the length of every dimension, position alone its angle.
+    r"""Separates content from position: content sets the length of every dimension, and only position sets its angle.
 
     .. math:: q_c \to \mathrm{softplus}(q_c) \, e^{i n \theta_c}, \qquad
         k_c \to \mathrm{softplus}(k_c) \, e^{i (m \theta_c + \delta_{h,c})}, \qquad \theta_c = \text{base}^{-c/d}

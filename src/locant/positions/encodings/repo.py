@@ -42,7 +42,7 @@ class RePo(PerHeadRotation):
 
     Limits:
         It ignores the index: tokens with equal hidden states have the same position. Cached keys cannot be moved.
-        `locant.swap` does not support it, because it has no hidden states there.
+        `locant.swap` does not support it, because no hidden states are available there.
 
     Tested against:
         The paper's formula in NumPy, forward and every gradient, and `Rotary` at positions equal to the index.
@@ -84,7 +84,7 @@ class RePo(PerHeadRotation):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """Return the positions of `x` with every head's position of each token."""
+        """Return `positions` with the learned position of each token in every head."""
         require_embeddings(self, x, positions, self.d_model)
         gate, content = (project(x, weight, torch.float64) for weight in (self.gate, self.content))
         places = project(F.silu(gate) * content, self.weight, torch.float64)

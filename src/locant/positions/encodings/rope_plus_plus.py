@@ -17,15 +17,15 @@ from locant.positions.positions import OptionalPositions
 
 
 class RoPEPlusPlus(PositionEncoding):
-    r"""RoPE with a second head for each query head, whose scores are the imaginary part of the first one's product.
+    r"""RoPE with a second head for each query head. Its scores are the imaginary part of the first head's product.
 
     .. math:: A_h(n, m) = \mathrm{Re} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}, \qquad
         A_h'(n, m) = \mathrm{Im} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}
 
-    The second equals the first with queries that are rotated back by a quarter turn. So `rotate` returns twice the
-    number of query heads, each head next to its second, over the same keys and values. Either the projection after
-    attention has twice the number of inputs (the authors' RoPE++ EC), or the projection before it half the outputs
-    (EH).
+    The second head equals the first with queries that are rotated back by a quarter turn. So `rotate` returns twice the
+    number of query heads, each head followed by its second head, for the same keys and values. Either the projection
+    after attention has twice the number of inputs (the authors' RoPE++ EC), or the query projection has half the number
+    of outputs (EH).
 
     Args:
         rotary: the rotation of tokens.
@@ -79,7 +79,7 @@ class RoPEPlusPlus(PositionEncoding):
         *,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "batch twice query head_dim"], Keys]:
-        """Return twice the number of query heads, and the keys, in their own dtype."""
+        """Return rotated queries with twice the number of heads, and rotated keys, in their own dtype."""
         if inplace:
             got = "got inplace=True for RoPE++, which doubles the number of query heads"
             raise LocantError(got, "rotate(q, k, positions)")
@@ -88,5 +88,5 @@ class RoPEPlusPlus(PositionEncoding):
         return torch.stack([rotated, turned], dim=2).flatten(1, 2), keys
 
     def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
-        """Return `unrotate` of its rotary encoding, for values that are the rotated keys."""
+        """Undo the rotation, for values that are the rotated keys."""
         return self.rotary.unrotate(y, positions)

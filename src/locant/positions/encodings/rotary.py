@@ -32,7 +32,7 @@ LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cach
 """Keys that other implementations save in checkpoints. Their values follow from the configuration."""
 
 MAX_DENOMINATORS = 32
-"""The number of angle tables for fractional positions that are kept, for images of different shapes, some MiB each."""
+"""The number of angle tables to keep for fractional positions (images of different shapes). Each takes some MiB."""
 
 
 Rotated = Float[Tensor, "batch *heads seq head_dim"]
@@ -40,7 +40,7 @@ RotatedKeys = Float[Tensor, "batch *kv_heads key head_dim"]
 
 
 class SameRotationForQueriesAndKeys(PositionEncoding):
-    """The base of encodings with one rotation for queries and for keys. A subclass writes `_rotate_tensor`."""
+    """The base of encodings with one rotation for queries and for keys. A subclass implements `_rotate_tensor`."""
 
     def rotate_one(self, x: Queries, positions: OptionalPositions = None) -> Queries:
         """Rotate one tensor, queries or keys."""
@@ -55,7 +55,7 @@ class SameRotationForQueriesAndKeys(PositionEncoding):
         *,
         inplace: bool = False,
     ) -> tuple[Queries, Keys]:
-        """Rotate both in their own dtype, with arithmetic in float32 or wider."""
+        """Rotate queries and keys in their own dtype, with arithmetic in float32 or wider."""
         positions, keys = resolve_positions(self, q, k, positions, k_positions)
         rotated = self._rotate_tensor("q", q, positions), self._rotate_tensor("k", k, keys)
         return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
@@ -72,14 +72,14 @@ class Rotary(PositionEncoding):
         \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\ \sin p\theta_i & \cos p\theta_i \end{pmatrix}
         \begin{pmatrix} x_a \\ x_b \end{pmatrix}, \qquad \theta_i = \text{base}^{-2i/d}
 
-    (a, b) are the dimensions of pair i, and p is the position. There are no parameters, no buffers and no maximal
-    length, and ``.half()``, autocast, ``to_empty`` and FSDP change nothing here.
+    (a, b) are the dimensions of pair i, and p is the position. This encoding has no parameters, no buffers and no
+    maximal length. ``.half()``, autocast, ``to_empty`` and FSDP do not affect it.
 
     Args:
         head_dim: dimensions per head.
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
-        scaling: a scaling of `locant.scaling`, which stretches frequencies for contexts longer than the trained one. Or
-            a name and a factor, ``"yarn:8"``, from a trained length of 4 096, or ``"yarn:8:8192"`` from another.
+        scaling: a scaling of `locant.scaling`, for contexts longer than the trained one. Or a name and a factor:
+            ``"yarn:8"`` for a trained length of 4 096, ``"yarn:8:8192"`` for 8 192.
         layout: the dimensions that form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"`` (the
             paper, GPT-J: 2i with 2i + 1).
         rotary_dim: the number of rotated dimensions, from the first. The rest does not change (GPT-J, NeoX, Phi).
@@ -98,7 +98,7 @@ class Rotary(PositionEncoding):
 
     Tested against:
         `transformers`' Llama, GPT-J, GPT-NeoX, Phi and Qwen2-VL. In float32 mode, the rotary modules of published
-        configurations, bit for bit (DeepSeek-V2 and Llama 4 up to rounding). And 50-digit arithmetic (mpmath) up to
+        configurations, bit for bit (DeepSeek-V2 and Llama 4 up to rounding). Also 50-digit arithmetic (mpmath) up to
         position 2^31 - 1.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
@@ -119,7 +119,7 @@ class Rotary(PositionEncoding):
     )
 
     layer_types: tuple[str, ...] | None = None
-    """The layer types with different encodings in the model of its configuration, or ``None`` if unknown."""
+    """The layer types with different encodings in the configured model, or ``None`` if unknown."""
 
     def __init__(
         self,
@@ -273,8 +273,9 @@ class Rotary(PositionEncoding):
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
         """Return keys that were rotated at `positions` as if they had been rotated at `to`.
 
-        Use it for cached keys whose positions change: a middle part is dropped and later tokens move up (StreamingLLM),
-        or a separately cached document goes after others. It is as exact as `rerotate` at any distance.
+        Use it if the positions of cached keys change, because a middle part was dropped and later tokens move up
+        (StreamingLLM), or because a separately cached document is appended to others. It is as exact as `rerotate` at
+        any distance.
 
         >>> k, old, new = torch.randn(1, 2, 3, 8), Positions.arange(3), Positions.after(1_000_000, 3)
         >>> rotary = Rotary(8)
@@ -308,7 +309,7 @@ class Rotary(PositionEncoding):
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
         """Return the cosine and sine of each pair of each token, times the attention factor.
 
-        A number stands for that many positions from 0.
+        If `positions` is a number n, use the positions 0 to n - 1.
         """
         positions = positions_or_length(positions)
         index, tables = self._index_and_tables(positions)
@@ -487,7 +488,7 @@ class Rotary(PositionEncoding):
         return index, angles.tables(positions.device, positions.max_index, positions.min_index, axis_of_pair)
 
     def _angles_for(self, denominator: int) -> Angles:
-        """Return the angles for an index over `denominator`: every frequency is divided, and the index stays whole."""
+        """Return the angles for an index over `denominator`. Divide the frequencies, so that the index stays whole."""
         if denominator not in self._angles_by_denominator:
             if torch.compiler.is_compiling():
                 got = f"got positions in parts of 1/{denominator} for the first time in a graph"

@@ -31,7 +31,7 @@ class ReRoPE(RotaryByClass):
         window: the largest distance, less than the trained length.
 
     Limits:
-        It supports only causal attention through `attend`, without a sliding window. The position does not distinguish
+        It supports only causal attention through `attend`, without a sliding window. Positions do not distinguish
         tokens beyond the window. It costs as much as `SelfExtend`.
 
     Tested against:
@@ -80,8 +80,8 @@ class SelfExtend(RotaryByClass):
     .. math:: \text{distance}(i, j) = \begin{cases} i - j & i - j < w \\
         \lfloor i / G \rfloor - \lfloor j / G \rfloor + w - \lfloor w / G \rfloor & \text{otherwise}\end{cases}
 
-    w is `neighbours`, and G is the tokens in a `group`. Up to ``(L - w) * G + w`` tokens no distance exceeds the
-    trained length L, so a model reads longer texts without training (Jin et al. 2024,
+    w is `neighbours`, and G is `group`, the number of tokens in a group. Up to ``(L - w) * G + w`` tokens, no distance
+    exceeds the trained length L, so a model reads longer texts without training (Jin et al. 2024,
     https://arxiv.org/abs/2401.01325).
 
     Args:
@@ -90,8 +90,8 @@ class SelfExtend(RotaryByClass):
         neighbours: the distance from which tokens are far, less than the trained length.
 
     Limits:
-        It supports only causal attention through `attend`, without a sliding window. The position does not distinguish
-        far tokens of one group. It takes two rotations, and with a cache one of all cached keys in every step.
+        It supports only causal attention through `attend`, without a sliding window. Positions do not distinguish far
+        tokens of one group. It needs two rotations. With a cache, it rotates all cached keys in every step.
 
     Tested against:
         Attention in NumPy with the distance of every pair, forward and every gradient.
@@ -137,7 +137,7 @@ class SelfExtend(RotaryByClass):
 
 
 class DualChunk(RotaryByClass):
-    r"""Splits a row into chunks of s tokens: distances are right in a chunk and near its border, and bounded elsewhere.
+    r"""Splits a row into chunks of s tokens. Distances are exact in a chunk and near its border, and bounded elsewhere.
 
     .. math:: \text{distance}(i, j) = -(j \bmod s) + \begin{cases} i \bmod s & \text{the same chunk} \\
         \min(i \bmod s + s, c) & \text{the chunk before} \\ \min(2 s - 1, c) & \text{any chunk before that}\end{cases}
@@ -148,13 +148,14 @@ class DualChunk(RotaryByClass):
     Args:
         rotary: the rotation that the model was trained with.
         chunk_size: the largest distance, three quarters of the trained length in ChunkLlama.
-        local_size: the number of tokens next to the border of a chunk with right distances.
+        local_size: the number of tokens next to the border of a chunk that have exact distances.
 
     Limits:
-        It supports only causal attention through `attend`, without a sliding window. In the authors' program and in
-        vLLM's for Qwen2.5-1M, c is the largest distance, as here. In the paper it is one more. The scores that
-        Qwen2.5-1M adds for sparse attention are missing. It takes three rotations. Under `torch.compile` one graph
-        serves all lengths. There each class is a mask over the whole row, so a CPU stores the scores of all pairs.
+        It supports only causal attention through `attend`, without a sliding window. c is the largest distance, as in
+        the authors' program and in vLLM's for Qwen2.5-1M. In the paper the largest distance is c + 1. The scores that
+        Qwen2.5-1M adds for sparse attention are missing. It needs three rotations. Under `torch.compile`, one graph
+        serves all lengths. In that graph each class is a mask over the whole row, so a CPU stores the scores of all
+        pairs.
 
     Tested against:
         Attention in NumPy with the distance of every pair, forward and every gradient.
@@ -193,8 +194,8 @@ class DualChunk(RotaryByClass):
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """Return three classes: keys in the chunk of the query, in the chunk before, and in all earlier chunks.
 
-        If queries and keys both count one by one, return classes for each chunk of queries, whose keys are then known.
-        A compiled graph does not, because every chunk would become a part of it.
+        If queries and keys both count one by one, return classes for each chunk of queries, because the keys of a chunk
+        are known. A compiled graph uses the three classes, because otherwise it would contain every chunk.
         """
         keys, length = positions if k_positions is None else k_positions, self.chunk_size - self.local_size
         positions.require_within(0, MAX_INT32, "DualChunk", "use positions from 0")

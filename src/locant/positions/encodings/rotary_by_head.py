@@ -25,7 +25,7 @@ from locant.spelling import literal
 class PerHeadRotation(SameRotationForQueriesAndKeys):
     """The base of rotations with different angles for each key/value head and its query heads.
 
-    A subclass writes `cos_sin_per_head`.
+    A subclass implements `cos_sin_per_head`.
 
     Args:
         head_dim: dimensions per head. Dimension i pairs with i + head_dim / 2.
@@ -58,7 +58,7 @@ class MixedRotary(PerHeadRotation):
 
     .. math:: \text{angle}_{h,i}(n) = \sum_a n_a \, f_{a,h,i}
 
-    The angle of a pair mixes the axes: with rows and columns it can follow any diagonal (Heo et al. 2024,
+    The angle of a pair mixes the axes, so with rows and columns it can follow any diagonal (Heo et al. 2024,
     https://arxiv.org/abs/2403.13298). With one axis, these are learned frequencies in the planes of `Rotary`, as in
     GRAPE-M. A key/value head and its query heads share frequencies, so scores always depend on distances alone. Angles
     are computed in float64.
@@ -139,7 +139,7 @@ class FoPE(PerHeadRotation):
         num_heads: the number of key/value heads. The number of query heads is a multiple.
         base: the frequencies fall from 1 towards 1 / base.
         original_max_seq_len: the trained length.
-        noise: the standard deviation of the noise that is added to the initial C and S, in units of Xavier's.
+        noise: the standard deviation of the noise in the initial C and S, as a multiple of Xavier initialisation's.
         angles: as in `Rotary`.
 
     Limits:
@@ -224,7 +224,7 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
 
     H heads are in G groups. MHRoPE assigns time, row and column to groups of heads this way (Huang et al. 2025,
     https://arxiv.org/abs/2510.23095). Key/value heads are divided equally, too, so that a query head and its key head
-    are in one group.
+    are in the same group.
 
     Args:
         groups: the rotary encoding of each group of heads.
@@ -266,7 +266,7 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> RotaryByHead:
-        """Build a group each for time, rows and columns, or two or one if the heads do not divide into three groups."""
+        """Build one group each for time, rows and columns, or fewer groups if the heads do not divide into three."""
         heads, width = shape.num_kv_heads or shape.num_heads, shape.head_dim
         count = next(count for count in (3, 2, 1) if heads % count == 0)
         dims = [(pair, pair + width // 2) for pair in range(width // 2)]
@@ -297,7 +297,7 @@ class UnequalAngles(SameRotationForQueriesAndKeys):
 
     .. math:: x_a' = x_a \cos\alpha - x_b \sin\alpha, \qquad x_b' = x_b \cos\beta + x_a \sin\beta
 
-    HunYuan-VL takes the two angles from different axes, V-JEPA 2 from different frequencies. Lengths change by up to
+    HunYuan-VL uses two axes for the two angles, and V-JEPA 2 uses two frequencies. Lengths change by up to
     :math:`\sqrt{1 + |\sin(\alpha - \beta)|}`, and scores depend on more than distances. It costs twice as much as
     `Rotary`.
 

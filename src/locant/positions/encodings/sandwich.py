@@ -23,10 +23,10 @@ class Sandwich(DistanceBias):
 
     .. math:: b_{hij} = \frac{\mathrm{PE}(i) \cdot \mathrm{PE}(j) - d/2}{c_h}, \qquad c_h = \frac{8 (h + 1)}{H}
 
-    The paper omits ``- d/2``, which does not change the softmax. It keeps more bits of near distances.
+    The paper omits ``- d/2``. This term does not change the softmax, and it keeps more bits of near distances.
 
-    It costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. If the bounds of
-    positions are unknown (`Positions.of` on an accelerator), the values are computed for every pair of tokens instead.
+    It costs one cosine per distance and sinusoid pair, then one look-up per pair of tokens. If the bounds of positions
+    are unknown (`Positions.of` on an accelerator), the cosines are computed for every pair of tokens instead.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

@@ -21,10 +21,11 @@ class Shaw(RowBias):
 
     s is `scale` and D is `max_distance`. Keys farther away share the vector at the end. All heads share the table, as
     in the paper. `key_term` also adds ``k_j . a`` (BERT's ``relative_key_query``). The paper's second table, which is
-    added to the values, is not a bias and not included. By the paper's ablation (table 3) the keys' table is enough.
+    added to the values, is not included, because it is not a bias. According to the paper's ablation (table 3), the
+    keys' table is enough.
 
-    `scale` has to equal the scale of `attend`, which adds a bias to scaled scores. It costs one row of scores per token
-    over the table (``2 max_distance + 1`` wide, in float64 during the computation) and a look-up per pair of tokens and
+    `scale` has to equal the scale of `attend`, which adds a bias to scaled scores. It costs one score per token and row
+    of the table (``2 max_distance + 1`` rows, in float64 during the computation) and a look-up per pair of tokens and
     head.
 
     Args:
@@ -87,7 +88,7 @@ class Shaw(RowBias):
         return lambda distance: (-distance).clamp(-self.max_distance, self.max_later) + self.max_distance
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Return the table for queries, and with `key_term` the same table for keys."""
+        """Return the table for queries, and the same table for keys if `key_term` is set."""
         return self.weight, self.weight if self.key_term else None
 
     def extra_repr(self) -> str:

@@ -29,7 +29,7 @@ class Sinusoidal(PositionEncoding):
     It has no parameters and no maximal length, and it is exact at every position. An odd `d_model` has one more sine
     than cosines.
 
-    Some published models order the vector in another way, or count positions from another number:
+    Some published models order the dimensions differently, or count positions from another number:
 
     - the paper, XLM: ``Sinusoidal(512)``
     - CTRL, Marian, Pegasus: ``Sinusoidal(512, layout="half")``
@@ -42,7 +42,7 @@ class Sinusoidal(PositionEncoding):
         base: the longest wavelength is about 2 pi times this.
         layout: ``"interleaved"``, in which sines and cosines alternate, or ``"half"``, in which one kind comes first.
         first: the kind that comes first.
-        offset: the position whose vector position 0 gets.
+        offset: the number that is added to every position.
         scale: a factor of the vectors.
 
     Limits:
@@ -92,7 +92,7 @@ class Sinusoidal(PositionEncoding):
     def vectors(
         self, positions: Positions | int, dtype: torch.dtype | str = torch.float32
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the position vectors, in float32 or float64. A number stands for that many positions from 0."""
+        """Return the position vectors, in float32 or float64. For a number n, use the positions 0 to n - 1."""
         positions = positions_or_length(positions)
         positions.require_single_axis("Sinusoidal")
         low, high = (None if end is None else end + self.offset for end in (positions.min_index, positions.max_index))

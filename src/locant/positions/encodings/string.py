@@ -16,7 +16,7 @@ from locant.spelling import literal
 
 
 class StringRotary(SameRotationForQueriesAndKeys):
-    r"""A learned orthogonal matrix, then a rotation: STRING, which can rotate any planes.
+    r"""STRING: a learned orthogonal matrix, then a rotation, so that any planes can be rotated.
 
     .. math:: x' = R_n P x, \qquad P = (I - S)(I + S)^{-1}, \quad S = A - A^T
 

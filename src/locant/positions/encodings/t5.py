@@ -24,15 +24,16 @@ class T5Bias(DistanceBias):
         \delta(n) = \begin{cases} n & n < B/2 \\
         B/2 + \left\lfloor \frac{B}{2} \cdot \frac{\log(2n / B)}{\log(2D / B)} \right\rfloor & \text{beyond} \end{cases}
 
-    B is `num_buckets` and D is `max_distance`. Half of the buckets hold one small distance each, the rest share the
-    other distances, and the last holds all distances from D on. One module serves all layers of a model, as in T5.
+    B is `num_buckets` and D is `max_distance`. Half of the buckets hold one small distance each. The rest share the
+    other distances, and the last bucket holds all distances of D or more. One module serves all layers of a model, as
+    in T5.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
         num_buckets: the number of rows of the table.
         max_distance: the distance from which all distances share a bucket.
-        bidirectional: whether earlier and later keys have different buckets, half of them each (encoders). Otherwise
-            (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
+        bidirectional: whether earlier and later keys have different buckets, half of the buckets each (encoders).
+            Otherwise (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
 
     Limits:
         It does not distinguish distances beyond `max_distance`.
@@ -109,7 +110,7 @@ class T5Bias(DistanceBias):
 
 
 def _bucket_table(num_buckets: int, max_distance: int) -> Int[Tensor, " max_distance_plus_1"]:
-    """Return the bucket of each distance, in float32 like the reference, whose rounding decides where one begins."""
+    """Return the bucket of each distance, in float32 like the reference, whose rounding decides where buckets begin."""
     exact = num_buckets // 2
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     share = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)

@@ -33,7 +33,7 @@ class TransformerXL(PositionEncoding):
     A sine of ``i - j`` is a sum of products of sines and cosines of i and of j. So ``W^T (q + v)`` is rotated by the
     query's angles and multiplied with the cosines and sines of the key. That is a product over `d_model` in float64 for
     every pair, with ``batch x heads x query x d_model`` of memory in addition to the result. There is no largest
-    distance and no score function. Two pairs at one distance agree up to the rounding of float32, not bit for bit.
+    distance and no score function. Two pairs at the same distance agree up to the rounding of float32, not bit for bit.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

@@ -36,10 +36,10 @@ class XPos(PositionEncoding):
     .. math:: q_i \leftarrow q_i \, \zeta_i^{(n - c) / s}, \qquad k_i \leftarrow k_i \, \zeta_i^{-(m - c) / s}, \qquad
         \zeta_i = \frac{2 i / d + \gamma}{1 + \gamma}
 
-    n is the position of a query, m of a key, c is `center` and s is `scale_base`. Fast pairs i fade most. `center`
-    cancels in the product of q and k and is fixed, so cached keys stay valid. Each of the two factors grows with the
-    distance from it, up to `reach` (with the defaults some 28 000 positions either way in float32 and bfloat16, 2 200
-    in float16). Positions beyond raise `RangeError`.
+    n is the position of a query, and m is the position of a key. c is `center`, and s is `scale_base`. Fast pairs i
+    fade most. `center` cancels in the product of q and k and is fixed, so cached keys stay valid. Each of the two
+    factors grows with the distance from `center`, up to `reach` (with the defaults, about 28 000 positions in either
+    direction in float32 and bfloat16, and 2 200 in float16). Positions beyond `reach` raise `RangeError`.
 
     Args:
         head_dim: dimensions per head, an even number.
@@ -50,7 +50,7 @@ class XPos(PositionEncoding):
         layout, angles: as in `Rotary`.
 
     Limits:
-        It is for causal attention: a key after its query would be amplified.
+        It is for causal attention, because a key after its query would be amplified.
 
     Tested against:
         rotary-embedding-torch, and cached decoding compared with a single pass.
@@ -135,7 +135,7 @@ class XPos(PositionEncoding):
     def _scaled_cos_sin(
         self, x: Tensor, positions: OptionalPositions, name: str, direction: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the cosine and sine of every token and pair, times its scale."""
+        """Return the cosine and sine of every token and pair, times the scale."""
         positions = require_heads(name, x, positions, self.head_dim)
         positions.require_single_axis("XPos")
         reach = self.reach(x.dtype)

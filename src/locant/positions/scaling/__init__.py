@@ -1,7 +1,7 @@
 """Scalings: formulas that stretch rotary frequencies for contexts longer than a model's training length.
 
-Every scaling has one formula and two results: ``frequencies`` evaluates it in 50-digit decimals, ``rounded`` in
-float32, for models that were trained with that rounding. A new scaling is a class in a file here and needs no entry in
+Every scaling has one formula. ``frequencies`` evaluates it in 50-digit decimals. ``rounded`` evaluates it in float32,
+for models that were trained with that rounding. A new scaling is a class in a file of this folder and needs no entry in
 a list. The imports below only give type checkers short names.
 """
 

@@ -21,7 +21,7 @@ from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 Frequencies = tuple[Decimal, ...]
 
 LENGTH = "original_max_seq_len"
-"""The field of the trained length."""
+"""The name of the field with the trained length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class Arithmetic:
         real: converts a number that is not an integer.
         number: converts a number that the reference implementation stores in a tensor.
         vector: makes an array of numbers.
-        powers: ``base ** (2 i / dim)``, from dim and base, for every pair i. A third argument limits the pairs.
+        powers: returns ``base ** (2 i / dim)`` for every pair i. The arguments are dim and base. A third argument
+            limits the pairs.
         two_pi, log, exp, where, concatenate: the number, and the functions of arrays with these names.
     """
 
@@ -52,7 +53,7 @@ def _float32(values: Any) -> Tensor:
 
 
 def _rounded_powers(dim: int, base: float | Tensor, pairs: int | None = None) -> Tensor:
-    """Return the powers of the needed pairs alone: torch's power rounds numbers at the end of an array differently."""
+    """Return only the powers of the needed pairs, because torch rounds powers at the end of an array differently."""
     even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
     return base ** (even.to(torch.float32) / dim)
 
@@ -147,7 +148,7 @@ class Scaling:
 
     @classmethod
     def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:
-        """Return the usual scaling of this class from a trained length to `factor` times it, for a rotary encoding."""
+        """Return the usual scaling of this class for `factor` times the trained length of a rotary encoding."""
         values: dict[str, Any] = {"factor": factor, **cls.info.options}
         if LENGTH in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
             values[LENGTH] = trained

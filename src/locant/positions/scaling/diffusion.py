@@ -1,7 +1,7 @@
 """Scalings of image and video models: for longer videos, and for frequencies that depend on the diffusion time.
 
-A scaling is frozen. So a scaling that depends on the diffusion time has it as a field, and ``scaling.at(time)`` returns
-a new scaling.
+A scaling is frozen. So a scaling that depends on the diffusion time has a field for the time, and ``scaling.at(time)``
+returns a new scaling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RIFLEx(Scaling):
 
     .. math:: \theta_k' = 0.9 \cdot \frac{2 \pi}{L}
 
-    Use it for the time axis alone: `locant.engines.diffusers` takes a scaling for each axis.
+    Use it only for the time axis. `locant.engines.diffusers` takes a scaling for each axis.
 
     Args:
         num_frames: the number of frames of the new video, L, as the model counts them (latent frames).
@@ -72,7 +72,7 @@ class DyPE(Scaling):
     ones.
 
     Args:
-        factor: patches per side over the trained number, s.
+        factor: s, the number of patches per side divided by the trained number.
         time: t, from 1 (noise) to 0. See `at`.
         strength, exponent: :math:`\lambda_s` and :math:`\lambda_t`.
 

@@ -1,4 +1,4 @@
-"""Scalings that divide the frequency of each pair: by one number, by one per pair, or by its wavelength."""
+"""Scalings that divide the frequency of each pair by one number, a number per pair, or a function of the wavelength."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Proportional(Scaling):
 
     .. math:: \theta_i' = \begin{cases} \theta_i / s & i < r \, d / 2 \\ 0 & \text{beyond} \end{cases}
 
-    r is `rotated_share`, a fraction of the pairs, and s is `factor`. The other pairs carry no position, but keep their
+    r is `rotated_share`, a fraction of the pairs, and s is `factor`. The other pairs are not rotated, but keep their
     place in the layout.
 
     Limits:
@@ -90,9 +90,9 @@ class LongRoPE(Scaling):
 
     Args:
         short_factor, long_factor: one divisor per pair, for sequences up to the trained length and for longer ones.
-            The length is the length of the whole sequence, which `Rotary.for_length` sets.
+            The length of the whole sequence decides. `Rotary.for_length` sets it.
         original_max_seq_len: the trained length.
-        factor: the new length over the trained one, which determines the attention factor.
+        factor: the new length divided by the trained length. It determines the attention factor.
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
 
     Limits:
@@ -214,9 +214,9 @@ class Llama3(Scaling):
     .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
         \gamma_i = \mathrm{clip}\left( \frac{L \, \theta_i / 2 \pi - low}{high - low}, 0, 1 \right)
 
-    Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` do not change, wavelengths longer than
-    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and the rest are blended. If both factors are
-    equal, there is a step instead.
+    Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` do not change. Wavelengths longer than
+    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`. The rest are blended. If both factors are
+    equal, the blend is a step.
 
     Limits:
         It was designed for a model with further training. Without that training its values are a guess.

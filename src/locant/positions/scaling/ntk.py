@@ -57,8 +57,8 @@ class DynamicNTK(Scaling):
     .. math:: \theta_i' = \left( \text{base} \cdot \left( s \frac{n}{L} - (s - 1) \right)^{d / (d - 2)}
         \right)^{-2i/d}
 
-    n is the length of the whole sequence, which `Rotary.for_length` sets. L is `original_max_seq_len`, up to which this
-    is plain RoPE, bit for bit, and s is `factor`.
+    n is the length of the whole sequence, which `Rotary.for_length` sets. L is `original_max_seq_len`, and s is
+    `factor`. Up to L, this is plain RoPE, bit for bit.
 
     Limits:
         Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` moves them.
@@ -89,7 +89,7 @@ class DynamicNTK(Scaling):
         return self.original_max_seq_len
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        # The reference reads the length from a tensor of position ids, so it is in float32.
+        # The reference reads the length from a tensor of position ids, so the length is in float32.
         length, factor = numbers.number(max(seq_len or 0, self.original_max_seq_len)), numbers.real(self.factor)
         stretch = factor * length / self.original_max_seq_len - (factor - 1)
         return 1 / numbers.powers(dim, numbers.real(base) * stretch ** ntk_exponent(dim, numbers.real))

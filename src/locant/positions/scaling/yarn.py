@@ -58,11 +58,11 @@ class YaRN(_Ramp):
     .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
         \gamma_i = \text{ramp over the pairs with } \beta_{slow} \text{ to } \beta_{fast} \text{ rotations}
 
-    Pairs that rotate more than `beta_fast` times within the trained length keep their frequency, pairs that rotate
-    less than `beta_slow` times are interpolated by `factor`, with a linear ramp over the pairs between.
+    Pairs that rotate more than `beta_fast` times within the trained length keep their frequency. Pairs that rotate less
+    than `beta_slow` times are interpolated by `factor`. Between them is a linear ramp.
 
     Args:
-        factor: the new length over the trained one.
+        factor: the new length divided by the trained length.
         original_max_seq_len: the trained length.
         truncate: whether to round the ends of the ramp outwards to whole pairs (gpt-oss does not).
         attention_factor: the factor on cos and sin. Default: ``0.1 ln(factor) + 1``, or DeepSeek's ratio of two such
@@ -123,12 +123,12 @@ class MrRoPE(_Ramp):
         n_i = \mathrm{clip}(i - l, 0, N), \quad N = h - l
 
     From Tian et al. 2026. l and h are the ends of `YaRN`'s ramp: pairs up to l rotate more than `beta_fast` times
-    within the trained length and keep their frequency. Pairs from h on rotate less than `beta_slow` times and are
-    interpolated by `factor`, s. Between them, the radix grows from one pair to the next by s to the power of
-    2 n / (N (N + 1)), which is MrRoPE-Pro. With ``form="uniform"`` all grow equally, e = n / N, which is MrRoPE-Uni.
+    within the trained length and keep their frequency. Pair h and later pairs rotate less than `beta_slow` times and
+    are interpolated by `factor`, s. Between them, the n-th radix is multiplied by s to the power of 2n / (N(N + 1))
+    (MrRoPE-Pro). With ``form="uniform"`` all radices are multiplied by the same number, so e = n / N (MrRoPE-Uni).
 
     Args:
-        factor: the new length over the trained one.
+        factor: the new length divided by the trained length.
         original_max_seq_len: the trained length.
         form: ``"progressive"`` or ``"uniform"``.
         attention_factor: the factor on cos and sin. Default: ``0.1 ln(factor) + 1``.

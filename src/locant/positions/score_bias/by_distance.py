@@ -29,7 +29,7 @@ class ByDistance(ScoreBias):
         operands: a function ``(q, largest distance)`` that returns keyword arguments of `of_distance`:
             `DistanceBias.operands`.
         heads: the heads of `q` among the heads of the model.
-        numbers: a function that returns their indices as a tensor on a device.
+        numbers: a function that returns the indices of these heads as a tensor on a device.
         along: a function ``(q, distances)`` that returns the bias of all heads, faster than `of_distance` on a thread.
         is_arithmetic: whether `of_distance` costs less than a table look-up.
         is_traceable_per_pair: whether `of_distance` uses only operations that a score function supports for one pair.
@@ -60,7 +60,7 @@ class ByDistance(ScoreBias):
         return torch.cat([along(part, largest).flip(-1) for part in reversed(parts)], -1)
 
     def table_or_none(self) -> tuple[Float[Tensor, "heads distances"], int] | None:
-        """Return the table of `score_mod` and the distance of its first entry, or ``None`` without a table."""
+        """Return the table of `score_mod` and the distance of its first entry, or ``None`` if there is no table."""
         bounds = _bounds(self.queries, self.keys)
         learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.sources)
         if bounds is None or (self.is_arithmetic and not learns):
@@ -121,7 +121,7 @@ def _bounds(positions: Positions, keys: Positions) -> tuple[int, int] | None:
 
 
 def largest_distance(positions: Positions, keys: Positions) -> int | None:
-    """Return a bound of all distances, or ``None`` if the host knows none or if it exceeds the number of pairs."""
+    """Return a bound of all distances, or ``None`` if the host has no bound or it exceeds the number of pairs."""
     bounds = (positions.min_index, positions.max_index, keys.min_index, keys.max_index)
     if None in bounds:
         return None

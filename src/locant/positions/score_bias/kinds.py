@@ -47,7 +47,7 @@ class ScoreBias:
 
     @property
     def has_score_mod(self) -> bool:
-        """Whether there is a function for FlexAttention. This computes nothing."""
+        """Whether there is a function for FlexAttention, without computing it."""
         return True
 
     def score_mod(self) -> ScoreMod | None:
@@ -62,8 +62,8 @@ class Written(ScoreBias):
     Args:
         write: a function ``(q, k, queries, keys)`` that returns the matrix, or ``None`` for no bias.
         mod: a function of the same arguments that returns a function for FlexAttention, or ``None``.
-        reads_only_arguments: whether `write` and `mod` read tokens only from their arguments. Attention then keeps this
-            value for copies of the queries and keys, and otherwise asks the encoding again.
+        reads_only_arguments: whether `write` and `mod` read tokens only from their arguments. If so, attention keeps
+            this value for copies of the queries and keys. Otherwise it calls the encoding again.
     """
 
     k: Tensor
@@ -102,9 +102,10 @@ class Pairwise(ScoreBias):
         is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair.
             Features then have to be numbers: with vectors, compiled code reads the wrong ones.
         far, separate: at distances of `far` or more, the bias is the sum of a number of the query and a number of the
-            key. ``separate(of_query, of_key)`` returns both. They are ``None`` if there is no such distance.
+            key. ``separate(of_query, of_key)`` returns both. `far` and `separate` are ``None`` if there is no such
+            distance.
         shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
-            receives instead of the two.
+            receives instead of the features.
         of_one_pair: a different `of_pair` for score functions, if they need one.
     """
 

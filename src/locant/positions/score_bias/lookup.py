@@ -35,11 +35,11 @@ class Entries:
         ends: the two differences beyond which all entries equal the entry at the end. Between them entries are
             monotonic. ``None`` if there are no ends.
         of_head: a number for each head and entry.
-        of_query, of_key: the row of each entry that multiplies the vector of the query or of the key, for all heads or
-            for each.
+        of_query, of_key: the row of each entry that multiplies the vector of the query or key. Rows are shared by all
+            heads, or each head has its own.
         scale: a factor of these products.
-        is_tile: whether this holds only some queries and keys. Their entries are then read, so that products are
-            computed only for entries in use.
+        is_tile: whether this holds only some queries and keys. If so, the host reads their entries, so that products
+            are computed only for entries in use.
     """
 
     queries: Positions
@@ -88,7 +88,7 @@ class Lookup(ScoreBias):
     """The sum of the table entries of a pair.
 
     Args:
-        make: returns the tables. It is called once, when a bias is computed.
+        make: a function that returns the tables. It is called once, when a bias is computed.
         of_query, of_key: the vectors that the rows of the tables multiply.
     """
 
@@ -99,7 +99,7 @@ class Lookup(ScoreBias):
 
     @property
     def heads_differ(self) -> bool:
-        """Whether the cost is proportional to the number of heads, which holds if the bias depends on tokens."""
+        """Whether the cost is proportional to the number of heads, as it is if the bias depends on tokens."""
         return self.of_query is not None or self.of_key is not None
 
     @property
@@ -179,7 +179,7 @@ class Lookup(ScoreBias):
 
     @property
     def far(self) -> int | None:
-        """The distance from which the bias is a sum of a number of the query and one of the key, or ``None``."""
+        """The distance from which the bias is the sum of a number of the query and a number of the key, or ``None``."""
         ends = self.tables[0].ends
         return None if ends is None or len(self.tables) > 1 else ends[1]
 
@@ -205,5 +205,5 @@ def sum_of(terms: Sequence[Callable[..., Tensor]]) -> ScoreMod:
 
 
 def _gather(products: Float[Tensor, "batch heads n entries"], entries: Int[Tensor, "#batch n m"]) -> Tensor:
-    """Return, for every pair of two tokens, the first token's product with the row of the pair."""
+    """Return the product of the first token of every pair with the row of that pair."""
     return products.gather(3, entries[:, None].expand(*products.shape[:3], entries.shape[-1]))
