@@ -1,9 +1,9 @@
 """`KVCache` and `StaticKVCache`: the keys, values and positions of the tokens already read.
 
 `KVCache` returns only the keys that it has, so the shape changes in every step. `StaticKVCache` always returns keys,
-values and positions of all slots. Empty slots are padding, which no query attends to. The next slot is a number on the
-device. So each step has the same shapes and addresses as the step before and does not wait for the device. It can be
-compiled as one graph, captured and replayed. The cost is attention over all `max_len` slots, filled or not.
+values and positions of all slots. Empty slots are padding, which no query attends to. The number of the next slot is on
+the device. So each step has the same shapes and addresses as the step before and does not wait for the device. It can
+be compiled as one graph, captured and replayed. The cost is attention over all `max_len` slots, filled or not.
 """
 
 from __future__ import annotations

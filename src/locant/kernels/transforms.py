@@ -98,7 +98,7 @@ def is_graph_transformed() -> bool:
 
 
 def _layers(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor, the tensor that its outermost transform wraps, and so on to the tensor with memory."""
+    """Yield a tensor, the tensor that its outermost transform wraps, and so on, down to the tensor with memory."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         yield tensor
         tensor = functorch.get_unwrapped(tensor)

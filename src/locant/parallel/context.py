@@ -160,7 +160,7 @@ def head_slice(num_heads: int, *, group: Group = None) -> slice:
     """Return the heads that ``method="ulysses"`` computes on this rank, for the ``head_slice`` of an encoding.
 
     If tensor parallelism already splits the heads, `num_heads` is the number of this rank's heads, and the slice counts
-    from the first of them: heads 8 to 15 of a model and ``slice(4, 8)`` give ``head_slice=slice(12, 16)``.
+    from the first of these heads. With heads 8 to 15 of a model, ``slice(4, 8)`` becomes ``head_slice=slice(12, 16)``.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> head_slice(8)

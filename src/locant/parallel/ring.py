@@ -1,6 +1,6 @@
 """Ring attention: each rank sends keys and values to the next rank, one shard at a time.
 
-The queries of a rank attend to the shard that the rank has, while it sends this shard and receives the next one. The
+The queries of a rank attend to the shard that the rank has, while it sends this shard and receives the next shard. The
 log-sum-exps of all shards combine their outputs (`locant.attention.merge`). The backward pass goes around the ring once
 more. With the log-sum-exp of the whole row, the gradients of one shard depend only on this shard. They are sent on with
 the shard and are complete when it is back on its own rank.

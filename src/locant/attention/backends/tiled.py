@@ -9,7 +9,7 @@
 * ``"tiles"``: otherwise a tile of queries is computed at a time, with the keys to which it attends. The encoding
   computes the bias of the tile, torch's fused attention computes the output, and the backward pass computes both again.
   This needs ``tile x keys`` memory and gives gradients for all inputs of the bias, at the cost of a second forward
-  pass. Dropout drops the same weights both times.
+  pass. Dropout drops the same weights in both forward passes.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ over the row. The gradient of an entry is the sum over its pairs. No tensor of s
    all blocks that may contain one of their distances. A number on the device, which the host does not need to read,
    disables one of the two kernels.
 3. For products of tokens, `_rows` has a program for a block of queries, or of keys, and some rows. If slots count as
-   distances do, the distances of a row are contiguous, and their sum is the difference of two prefix sums. Otherwise,
-   in blocks with gaps or with two documents, it iterates over rows and is slower the more rows a block has.
+   distances do, the distances of a row are contiguous, and their sum is the difference of two prefix sums. In blocks
+   with gaps or with two documents it iterates over rows, and takes longer if a block has more rows.
 
 Each of these kernels needs two matrix products for a pair of blocks. The backward pass of FlexAttention needs seven.
 These kernels need Triton. They were run in its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0, but

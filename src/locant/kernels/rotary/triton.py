@@ -5,12 +5,12 @@ computes each cosine and sine once from the rows of the byte tables (float64, se
 and k with them, some heads at a time. The backward is the same compiled code with the sine negated.
 
 `op` describes the arguments. A program reads every element before it writes it, and no two programs share an element,
-so the outputs may be the inputs. Fused multiply-adds are disabled, and products are rounded as in the
-reference for every shape. So a single token has the same bits as in a batch.
+so the outputs may be the inputs. Fused multiply-adds are disabled, and products are rounded as in the reference for
+every shape. So a single token has the same bits as in a batch.
 
-Cost: each element of q and k is read and written once. In addition a token reads 32 bytes per pair from the tables (64
-beyond position 65 535), from the L2 cache or nearer, for any number of heads. The kernel is compiled for each dtype,
-layout, head and alignment of strides, once below position 65 536 and once above, but not for each length.
+Cost: each element of q and k is read and written once. In addition 32 bytes per token and pair are read from the tables
+(64 beyond position 65 535), for any number of heads. They come from the L2 cache or nearer. The kernel is compiled for
+each dtype, layout, head and alignment of strides, once below position 65 536 and once above, but not for each length.
 
 It needs Triton 3.4 or newer. It was run in Triton's interpreter and compiled for compute capabilities 8.0, 9.0 and
 10.0, but not yet run or timed on a device.
