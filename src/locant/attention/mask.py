@@ -172,7 +172,7 @@ class AttentionMask:
 
         torch's `create_block_mask` evaluates the rule for every pair of tokens. This method compares the ranges of
         documents and orders of each pair of blocks. The first result contains all allowed pairs. FlexAttention applies
-        the rule to the pairs of blocks that are not in the second result. n tokens need ``(n / 128) ** 2`` numbers, on
+        the rule to the pairs of blocks that are only in the first result. n tokens need ``(n / 128) ** 2`` numbers, on
         the device of the positions.
 
         >>> some, every = AttentionMask(Positions.arange(256)).blocks()

@@ -149,7 +149,7 @@ def _empty_result(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Te
 
 
 class _Split(torch.autograd.Function):
-    """``x.split(lengths, dim=2)`` with a gradient without autocast, which cannot concatenate float16 on a CPU."""
+    """``x.split(lengths, dim=2)``. Its backward disables autocast, which cannot concatenate float16 on a CPU."""
 
     generate_vmap_rule = True
 
