@@ -97,13 +97,13 @@ def attend(
     """Return ``softmax(q k^T scale + bias) v`` over the keys that each query attends to.
 
     Padding, document boundaries and the cache offset come from the positions. There is no separate mask. A query
-    without any key (padding) gets zeros. Values at padding, NaN included, do not affect any result, and their gradients
-    are zeros. Decoding is an exception, that is a call without gradients and with 16 or more keys per query: `k` and
-    `v` are used as they are, because a copy of a cache would take ten times as long as its attention. `KVCache` stores
-    zeros at padding. Any other cache must hold finite numbers there.
+    without any key (padding) gets zeros. Values at padding, including NaN, do not affect any result, and their
+    gradients are zeros. Decoding is an exception. In a call without gradients and with 16 or more keys per query, `k`
+    and `v` are not copied, because a copy of a cache would take ten times as long as its attention. `KVCache` stores
+    zeros at padding. Any other cache must contain finite numbers at padding.
 
     Rotary encodings act before attention. Pass `q` and `k` as `encoding.rotate` returned them, so that a cache can hold
-    rotated keys. Without a cache, ``rotate=True`` does both. Otherwise an encoding that rotates has no effect.
+    rotated keys. Without a cache, ``rotate=True`` rotates both tensors. Otherwise a rotary encoding has no effect.
 
     Args:
         q, k, v: queries, keys and values. `k` and `v` may have fewer heads than `q` (grouped-query attention).
@@ -112,17 +112,18 @@ def attend(
             and elsewhere if the positions of queries and keys count one by one.
         rotate: whether the encoding rotates `q` and `k` first. Use it without a cache, because cached keys are already
             rotated.
-        positions: the positions of the queries. They may be omitted if they can only be 0, 1, 2, ...: for two or more
-            queries with as many keys. They may also be omitted if nothing depends on them: without a causal mask,
-            window and encoding.
-        k_positions: the positions of the keys, if they differ from those of the queries (a cache, cross-attention).
+        positions: the positions of the queries. They may be omitted for two or more queries with the same number of
+            keys, which can only be at 0, 1, 2, ... They may also be omitted without a causal mask, window and encoding,
+            because then nothing depends on them.
+        k_positions: the positions of the keys, if they differ from the positions of the queries (a cache,
+            cross-attention).
         causal: whether later tokens are hidden.
         window: width of a sliding window. Tokens that are `window` or more positions away are hidden.
         dropout_p: probability of dropping a weight. Use 0 unless training.
-        scale: a number, not learned. Default: ``head_dim ** -0.5``.
-        sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925): a key without a value
-            that every query attends to and that takes weight from the other keys. A query without any key still gets
-            zeros.
+        scale: a number that is not learned. Default: ``head_dim ** -0.5``.
+        sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925). It acts as a key without
+            a value: every query attends to it, and it takes weight from the other keys. A query without any key still
+            gets zeros.
         softcap: bounds scaled scores to ``softcap * tanh(scores / softcap)`` (Gemma 2,
             https://arxiv.org/abs/2408.00118). A bias is added after it and is not bounded, as in flash-attention.
         backend: how the result is computed. It never changes what is computed. ``"sdpa"``: torch's fused kernels, with
@@ -134,9 +135,9 @@ def attend(
             ``"flex"`` does not support `sinks` and `return_lse`.
         return_weights: also return the weights, ``batch heads query key``, before dropout. With a sink their sum is
             less than one.
-        return_lse: also return, after the weights if there are any, the log-sum-exp of every query's scores with bias
-            and sink: ``batch heads query``, float32 at least, minus infinity for a query with neither key nor sink.
-            It has a gradient. `locant.attention.merge` uses it to combine outputs over disjoint sets of keys.
+        return_lse: also return the log-sum-exp of every query's scores with bias and sink, after the weights if there
+            are any. It is ``batch heads query``, in float32 at least, and minus infinity for a query with neither key
+            nor sink. It has a gradient. `locant.attention.merge` uses it to combine outputs over disjoint sets of keys.
 
     >>> import torch
     >>> from locant.positions import ALiBi, Rotary
@@ -247,7 +248,10 @@ def _add_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tens
 
 
 def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
-    """Return a context without autocast, which would round a float32 bias to the queries' dtype, far distances, too."""
+    """Return a context without autocast.
+
+    Autocast would round a float32 bias to the dtype of the queries, even at far distances.
+    """
     device = q.device.type
     # `torch.amp.is_autocast_available` also knows the meta device, but the compiler of torch 2.9 cannot trace it.
     if device != "meta" and torch.is_autocast_enabled(device):

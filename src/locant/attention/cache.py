@@ -1,9 +1,9 @@
 """`KVCache` and `StaticKVCache`: the keys, values and positions of the tokens already read.
 
-`KVCache` returns only the keys that it has, so every step has another shape. `StaticKVCache` always returns keys,
-values and positions of all slots. Empty slots are padding, which no query attends to. The next slot is a number on the
-device. So each step has the same shapes and addresses as the step before and does not wait for the device. It can be
-compiled as one graph, captured and replayed. The cost is attention over all `max_len` slots, filled or not.
+`KVCache` returns only the keys that it has, so the shape changes in every step. `StaticKVCache` always returns keys,
+values and positions of all slots. Empty slots are padding, which no query attends to. The number of the next slot is on
+the device. So each step has the same shapes and addresses as the step before and does not wait for the device. It can
+be compiled as one graph, captured and replayed. The cost is attention over all `max_len` slots, filled or not.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from locant.tensors import readable
 class KVCache(Cache):
     """One layer's keys and values, for decoding. Append rotated keys, so that no step rotates them again.
 
-    The cache grows, and `append` returns more keys in every step. When compiled, four or five programs are enough for a
-    prompt and all lengths after it, and up to eight if the prompt is shorter than 16 tokens. `StaticKVCache` has one
-    shape, for CUDA graphs.
+    The cache grows, and `append` returns more keys in every step. Compiled code needs four or five programs for a
+    prompt and all lengths after it, or up to eight if the prompt is shorter than 16 tokens. For CUDA graphs use
+    `StaticKVCache`, whose shape is fixed.
 
     Padding is stored as zeros. The memory doubles when it is full, or is allocated once if `max_len` is set. The cache
     is for inference only: stored keys and values have no gradient. `truncate` removes rejected draft tokens, and
@@ -161,9 +161,9 @@ class KVCache(Cache):
         self._length, self._keys, self._values, self._positions = 0, None, None, None
 
     def _append_positions(self, positions: Positions) -> Positions:
-        """Return the positions of all tokens, in which new tokens keep their order, because the queries use it.
+        """Return the positions of all tokens. New tokens keep their order, because the queries use it.
 
-        If an order begins at 0 again, as for an image, all cached tokens come before it.
+        If the order of new tokens begins at 0 again, as for an image, the orders of all cached tokens become smaller.
         """
         if self._positions is None:
             return positions
@@ -174,7 +174,7 @@ class KVCache(Cache):
         return dataclasses.replace(all_positions, order_or_none=all_positions.order - shift[:, None])
 
     def _grow(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
-        """Return `store` if `length` tokens fit into it, else memory for `max_len` tokens or for twice as many."""
+        """Return `store` if `length` tokens fit into it. Otherwise return memory for `max_len` or twice as many."""
         if self.max_len is not None and length > self.max_len:
             got = f"got {length} tokens for a cache of max_len={self.max_len}"
             raise RangeError(got, f"KVCache(max_len={length}), or cache.clear()")
@@ -198,7 +198,7 @@ class StaticKVCache(FixedCache):
     """One layer's keys and values in memory that never moves. Append rotated keys. Padding is stored as zeros.
 
     `append` returns the memory itself. Later tokens appear in it, and `truncate` and `reorder` change it. The cache is
-    for inference only, and for positions with one axis whose order is their index. `KVCache` supports all others.
+    for inference only, and for positions with one axis whose order is their index. `KVCache` supports all positions.
 
     Args:
         max_len: the number of tokens in a row, padding included.
@@ -207,7 +207,8 @@ class StaticKVCache(FixedCache):
         dtype: the dtype of keys and values.
         device: the device of keys and values.
         max_index: the largest position. Default: ``max_len - 1``.
-        encoding: an encoding that reads hidden states (`HiddenBias`). The cache also stores its features of every key.
+        encoding: an encoding that reads hidden states (`HiddenBias`). The cache also stores the encoding's features of
+            every key.
 
     >>> cache = StaticKVCache(8, batch=1, kv_heads=2, head_dim=16)
     >>> k = v = torch.randn(1, 2, 5, 16)
@@ -278,7 +279,8 @@ class StaticKVCache(FixedCache):
         """Remove all tokens after the first `length` slots, padding included, such as draft tokens that were rejected.
 
         `length` may be one number for each row. Then the longest row determines the slot of the next token, and removed
-        tokens of other rows become padding. In compiled code, pass a tensor: each ``int`` would compile a new program.
+        tokens of other rows become padding. In compiled code, pass a tensor, because each ``int`` would compile a new
+        program.
 
         >>> cache, k = StaticKVCache(8, batch=2, kv_heads=1, head_dim=16), torch.randn(2, 1, 5, 16)
         >>> _ = cache.append(k, k, Positions.arange(5))

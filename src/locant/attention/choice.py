@@ -1,6 +1,7 @@
 """Choose the backend that computes attention, and state the reason. No other file makes this choice.
 
-Each backend's file in `locant.attention.backends` states what the backend cannot do, as `obstacle`.
+Each backend's file in `locant.attention.backends` has a function, such as `obstacle`, that returns the reason why the
+backend does not support some inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LARGE = 2**28
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A backend, the reason for it, and the method of `tiled`."""
+    """A backend, the reason for the choice, and the method if the backend is `tiled`."""
 
     name: str
     reason: str

@@ -1,17 +1,18 @@
-"""`AttentionInputs`: one call of `attend`, checked, the input of every backend. `Attended`: the result of a backend.
+"""`AttentionInputs`: the checked arguments of `attend`, as backends get them. `Attended`: the result of a backend.
 
 The arguments of `attend` are checked here before anything is computed, because errors of torch's kernels do not state
 the cause.
 
-Values at padding may be anything, including NaN in uninitialised memory. A weight of 0 hides a finite number, but
-neither NaN nor infinity, forward or in gradients. So backends get the result of `without_padding`: queries, keys and
-values are zeros at padding, which therefore gets a gradient of exactly zero. This costs a copy of each tensor if there
-is padding. On a device and in compiled code it costs a copy if there may be padding, because the positions are not
-read. Copies with other strides have other last bits, so with documents all tensors are in the order of copies.
+Values at padding may be anything, including NaN in uninitialised memory. A weight of 0 hides a finite number, but it
+does not hide NaN or infinity, in the output or in gradients. So backends use the result of `without_padding`, in which
+queries, keys and values are zeros at padding. The gradients at padding are exactly zero. This costs a copy of each
+tensor if there is padding. On a device and in compiled code it costs a copy if there may be padding, because the
+positions are not read. Other strides give other last bits. So with documents all tensors have the memory order of
+copies.
 
-Decoding is the exception: a copy of a cache's keys would take ten times as long as the attention of one query. So with
-16 or more keys per query, and without gradients, keys and values are used as they are. `KVCache` stores zeros at
-padding, so its results do not change. Any other cache must hold finite numbers there.
+Decoding is the exception, because a copy of a cache's keys would take ten times as long as the attention of one query.
+So keys and values are not copied in calls without gradients and with 16 or more keys per query. `KVCache` stores zeros
+at padding, so its results do not change. Any other cache must contain finite numbers at padding.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from locant.tensors import bounds, require_arithmetic, require_tensor
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes that torch can multiply. It can only store float8."""
 FEWEST_KEYS = 16
-"""Keys per query from which a call counts as decoding. With fewer, the copy costs a fraction of the attention."""
+"""The smallest number of keys per query in decoding. With fewer keys, the copy costs a fraction of the attention."""
 DENSE = {
     "masked": "x.to_tensor(0.0), and Positions.from_mask(...) for the hidden entries",
     "nested": "torch.nested.to_padded_tensor(x, 0.0), and Positions.from_mask(...) for the padding",
@@ -95,7 +96,7 @@ class AttentionInputs:
 
     @property
     def bias(self) -> ScoreBias | None:
-        """Return the encoding's bias on the scores. The encoding is asked once."""
+        """Return the encoding's bias on the scores. The encoding is called once."""
         if self.encoding is None:
             return None
         memo = self._memo
@@ -105,13 +106,13 @@ class AttentionInputs:
 
     @property
     def _memo(self) -> dict[str, Any]:
-        # Not `functools.cached_property`: the compiler cannot trace its lock. A graph computes the bias once anyway.
+        # `functools.cached_property` has a lock that the compiler cannot trace. A graph computes the bias once anyway.
         return {} if torch.compiler.is_compiling() else vars(self)
 
     def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         """Return inputs with other vectors of the same tokens, such as zeros at padding.
 
-        The encoding is asked again only if the answer holds vectors of queries or keys.
+        The encoding is called again only if its bias contains vectors of queries or keys.
         """
         if q is self.q and k is self.k and v is self.v:
             return self
@@ -143,7 +144,7 @@ class AttentionInputs:
 
     @property
     def is_transformed(self) -> bool:
-        """Return whether forward mode or `torch.func`, and not ``backward``, computes a derivative."""
+        """Return whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
         return is_differentiated(*self.sources)
 
     def without_padding(self) -> AttentionInputs:
@@ -151,7 +152,7 @@ class AttentionInputs:
         return self.in_order().cleared()
 
     def in_order(self, is_decoding: bool | None = None) -> AttentionInputs:
-        """Return inputs with the memory order of copies with zeros at padding, if there are documents."""
+        """Return inputs in the memory order that copies with zeros at padding have, if there are documents."""
         return self._replace_if_documents(lambda _, x: x.contiguous(), is_decoding)
 
     def cleared(self, is_decoding: bool | None = None) -> AttentionInputs:
@@ -239,7 +240,7 @@ def _unusual(x: Tensor) -> str | None:
 
 
 def require_encoding(encoding: Any) -> None:
-    """Raise unless this is an encoding or ``None``. A module around an encoding hides its effect on the scores."""
+    """Raise unless this is an encoding or ``None``. A module around an encoding hides the encoding's bias."""
     if encoding is None or isinstance(encoding, PositionEncoding):
         return
     if isinstance(encoding, type):

@@ -1,8 +1,8 @@
-"""`AttentionMask`: which keys each query attends to, created once per call, in every form that a backend needs.
+"""`AttentionMask`: the keys that each query attends to, in every form that a backend needs. A call creates one mask.
 
 The rule for one pair of tokens (padding, documents, causal, sliding window) is `locant.positions.documents.is_allowed`.
-This file uses the cheapest equivalent form of it: no mask if everything is allowed, bounds of distances if the
-positions of both sides count one by one, blocks of tokens for FlexAttention, and a matrix only if nothing else works.
+This file uses the cheapest equivalent form: no mask if everything is allowed, bounds of distances if the positions of
+both sides count one by one, blocks of tokens for FlexAttention, and a matrix only if no other form works.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from locant.tensors import readable
 BLOCK = 128
 """Tokens in a block of queries or keys: FlexAttention's default."""
 SHORTEST = 128
-"""The smallest average length of packed documents. With shorter ones, tiles of queries need fewer calls."""
+"""The smallest average length of packed documents. For shorter documents, tiles of queries need fewer calls."""
 FAR = 2**40
-"""A number greater than every index and document. The bounds of a block without tokens are FAR and -FAR."""
+"""A number greater than every index and document number. The bounds of a block without tokens are FAR and -FAR."""
 
 
 class Segment(NamedTuple):
@@ -96,9 +96,10 @@ class AttentionMask:
     def skips_tokens(self) -> bool:
         """Return whether a query is known to attend to a key while the query or a token between them is not a key.
 
-        This holds for causal masks only. Without one, the keys may belong to another sequence. The orders of a
-        document's tokens are expected to count one by one. The answer is known if both sides count one by one, and on
-        a CPU. Elsewhere, and in a compiled graph, reading the positions would wait for the device.
+        The result is ``False`` without a causal mask, because the keys may then belong to another sequence. The orders
+        of a document's tokens are expected to count one by one. The result is known if both sides count one by one, and
+        on a CPU outside of compiled graphs. Otherwise reading the positions would wait for the device, and the result
+        is ``False``.
         """
         queries, keys, window = self.queries, self.k_positions, self.window
         if keys is None or not keys.seq_len or not self.causal:
@@ -123,11 +124,11 @@ class AttentionMask:
         return bool((attends & ~has_all_keys).any())
 
     def dense(self) -> Dense:
-        """Return the mask as a matrix, or ``None`` if everything is allowed.
+        """Return the mask as a matrix. The matrix is ``None`` if everything is allowed.
 
-        `locant.positions.documents.is_allowed` hides padding, other documents and later keys. Queries that
-        attend to nothing (padding) are allowed to attend to every key and marked, so that neither the softmax nor its
-        gradient ever has a row of minus infinities.
+        `locant.positions.documents.is_allowed` hides padding, other documents and later keys. Queries without a key
+        (padding) are marked and may attend to every key. So neither the softmax nor its gradient ever has a row of
+        minus infinities.
         """
         if self.is_full:
             return Dense(None, None)
@@ -142,10 +143,10 @@ class AttentionMask:
         return distance_bounds(offset, self.queries.seq_len, self.keys.seq_len, self.causal, self.window)
 
     def key_bounds(self) -> tuple[int, int]:
-        """Return the slots of the first key and after the last key that any of the queries attends to, at least one.
+        """Return the start and the end of the range of key slots that the queries attend to. It has at least one slot.
 
-        If both sides count one by one, this is computed without reading positions. On a CPU the positions are read.
-        Elsewhere, and in a compiled graph, reading would wait for the device, and the result is all keys.
+        If both sides count one by one, this does not read the positions. Otherwise it reads them on a CPU. Elsewhere,
+        and in a compiled graph, reading would wait for the device, and the result is all slots.
         """
         keys = self.keys.seq_len
         if self.offset is not None:
@@ -167,11 +168,12 @@ class AttentionMask:
         return AttentionMask(rows.queries, self.keys.slice(low, high), self.causal, self.window), slice(low, high)
 
     def blocks(self) -> tuple[Bool[Tensor, "batch q_blocks k_blocks"], Bool[Tensor, "batch q_blocks k_blocks"]]:
-        """Return the pairs of blocks that may contain an allowed pair of tokens, and those with only allowed pairs.
+        """Return the pairs of blocks that may contain an allowed pair of tokens, and the pairs with only allowed pairs.
 
         torch's `create_block_mask` evaluates the rule for every pair of tokens. This method compares the ranges of
-        documents and orders of each pair of blocks. No allowed pair is lost, and the rule itself decides for the other
-        pairs of blocks. n tokens need ``(n / 128) ** 2`` numbers, on the device of the positions.
+        documents and orders of each pair of blocks. The first result contains all allowed pairs. FlexAttention applies
+        the rule to the pairs of blocks that are only in the first result. n tokens need ``(n / 128) ** 2`` numbers, on
+        the device of the positions.
 
         >>> some, every = AttentionMask(Positions.arange(256)).blocks()
         >>> some.int(), every.int()
@@ -195,7 +197,8 @@ class AttentionMask:
         """Return FlexAttention's `BlockMask`. It is created once for all layers and kept as long as its positions.
 
         If both sides count one by one, the `RECENT` latest masks are kept, because each layer's cache creates its own
-        positions. A compiled or captured graph keeps no masks: its calls may get other positions in the same memory.
+        positions. A compiled or captured graph does not keep masks, because later calls may have other positions in the
+        same memory.
         """
         captures = self.queries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if torch.compiler.is_compiling() or captures:
@@ -259,18 +262,18 @@ class Dense(NamedTuple):
 
     allowed: Bool[Tensor, "*#batch query key"] | None
     blind: Bool[Tensor, "batch 1 query 1"] | None
-    """Queries that attend to nothing. In `allowed` they attend to every key: their output is zero, not NaN."""
+    """Queries without a key. In `allowed` they attend to every key, so that their output is zero and not NaN."""
 
     def hide(self, scores: Float[Tensor, "#batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
         """Return scores, or a bias, with minus infinity for each pair that the mask does not allow."""
         return scores if self.allowed is None else scores.masked_fill(~self.allowed, float("-inf"))
 
     def blank(self, x: Float[Tensor, "batch heads query _"]) -> Float[Tensor, "batch heads query _"]:
-        """Return outputs, or weights, with zeros for queries that attend to nothing."""
+        """Return outputs, or weights, with zeros for queries without a key."""
         return x if self.blind is None else x.masked_fill(self.blind, 0.0)
 
     def without_keys(self, lse: Float[Tensor, "batch heads query"]) -> Float[Tensor, "batch heads query"]:
-        """Return log-sum-exps with minus infinity for queries that attend to nothing."""
+        """Return log-sum-exps with minus infinity for queries without a key."""
         return lse if self.blind is None else lse.masked_fill(self.blind[..., 0], float("-inf"))
 
 
@@ -303,7 +306,7 @@ def _range_block_mask(
 
 
 def _versions(positions: Positions) -> tuple[int, ...] | None:
-    """Return how often the memory of each tensor was written, or ``None`` in inference mode, which does not count."""
+    """Return the number of writes to each tensor, or ``None`` in inference mode, which does not count writes."""
     tensors = [x for x in (positions.index, positions.document_or_none, positions.order_or_none) if x is not None]
     return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
 
@@ -336,13 +339,13 @@ def _block_lists(
 ) -> tuple[Int[Tensor, "batch 1 q_blocks"], Int[Tensor, "batch 1 q_blocks k_blocks"]]:
     """Return the number of key blocks of each query block, and a permutation with these blocks first, in order."""
     blocks = pairs.int().sort(dim=-1, descending=True, stable=True)
-    # The sum is over the sorted values: for a sum over `pairs`, torch 2.13 fuses it with the conversion into one kernel
-    # of a flat shape, which it cannot split if lengths are symbolic (InductorError: CantSplit).
+    # Sum the sorted values. torch 2.13 would fuse a sum over `pairs` with the conversion into one kernel of a flat
+    # shape, which it cannot split if lengths are symbolic (InductorError: CantSplit).
     return blocks.values.sum(-1, dtype=torch.int32), blocks.indices.to(torch.int32)
 
 
 def _token_ids(positions: Positions) -> Int[Tensor, "batch seq"]:
-    """Return one number for the document and order of every token."""
+    """Return a number for every token that combines its document and its order."""
     return (positions.document * 2**32 + positions.order).contiguous()
 
 

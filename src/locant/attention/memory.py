@@ -40,7 +40,7 @@ class Cache:
         raise NotImplementedError
 
     def _with_new_dimensions(self, store: Tensor, new: Tensor) -> Tensor:
-        """Return stored keys or values with the dimensions of new ones."""
+        """Return stored keys or values with the dimensions of new keys or values."""
         return store
 
     def _require_tokens(self, k: Tensor, v: Tensor, positions: Positions) -> None:
@@ -71,9 +71,10 @@ class Cache:
 
 
 class FixedCache(Cache):
-    """A cache whose memory is allocated once: keys, values, positions and features of `tokens`, in two dimensions.
+    """A cache that allocates its memory for keys, values, positions and features once.
 
-    The two dimensions are rows and slots, or blocks and slots. The dimension of heads comes after `heads_at` of them.
+    `tokens` is the shape of the memory: rows and slots, or blocks and slots. The dimension of heads comes after the
+    first `heads_at` of these dimensions.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device 
 def _new_feature_memory(
     encoding: PositionEncoding, tokens: tuple[int, int], device: torch.device | str | None
 ) -> Tensor | None:
-    """Return memory for the features that an encoding reads for each key, or ``None`` if it reads none."""
+    """Return memory for the features that an encoding reads for each key, or ``None`` if it does not read any."""
     with torch.no_grad():
         encoding_device = next(encoding.parameters(), torch.empty(0)).device
         one_token = torch.zeros(1, 1, getattr(encoding, "d_model", 1), device=encoding_device)
@@ -153,7 +154,7 @@ def zero_slots(store: Tensor, padding: Tensor) -> None:
 
 
 def positions_after(cached: Positions, n: int) -> Positions:
-    """Return the `n` positions after each row's last real token, in that token's document, without a device sync.
+    """Return the `n` positions after each row's last real token, in that token's document. Do not wait for the device.
 
     With images and videos, ``(time, row, column)``, text continues after the largest index of its document.
     """
@@ -179,7 +180,7 @@ def positions_after(cached: Positions, n: int) -> Positions:
 
 
 def require_numbers(name: str, x: Any, count: int | None, device: torch.device) -> None:
-    """Raise unless `x` is a vector of int64 on the device of the keys, with `count` numbers or any number."""
+    """Raise unless `x` is an int64 vector of `count` numbers (``None``: any number) on the device of the keys."""
     require_tensor(name, x)
     if x.dtype != torch.int64 or x.device != device:
         got = f"got {name} of {dtype_name(x.dtype)} on {x.device}, expected int64 on {device}"
@@ -199,7 +200,7 @@ def require_rows(rows: Any, held: int, device: torch.device) -> None:
 
 
 def check_lengths(length: Any, held: int | Tensor, batch: int, device: torch.device) -> Int[Tensor, " batch"]:
-    """Return the number of tokens to keep in every row. Raise if a row has fewer, if the host can read the numbers."""
+    """Return the number of tokens to keep in every row. Raise if the host can read that a row has fewer."""
     if isinstance(length, Tensor):
         require_numbers("length", length, batch, device)
         lengths = length

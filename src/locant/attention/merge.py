@@ -1,8 +1,9 @@
 """`merge`: combine attention over disjoint sets of keys into attention over all keys.
 
 The output over some keys is a weighted mean of their values. The log-sum-exp of their scores is the logarithm of the
-sum that this mean was divided by. So a weighted mean combines outputs over disjoint sets of keys: chunks of a long
-cache, a prompt that many sequences share, the shards of a ring of devices. A sink is one more set, without a value.
+sum that this mean was divided by. So a weighted mean combines outputs over disjoint sets of keys, such as chunks of a
+long cache, a prompt that many sequences share, or the shards of a ring of devices. A sink is one more set, without a
+value.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def merge(parts: Sequence[tuple[Output, LogSumExp]]) -> tuple[Output, LogSumExp]
     """Return the output and the log-sum-exp over all keys, from outputs and log-sum-exps over disjoint sets of keys.
 
     The result is exact up to rounding, in any order, and differentiable. If a query has no key in some parts, the other
-    parts determine its output. Without a key in any part, it gets zeros and minus infinity. Pass sinks to only one of
-    the parts.
+    parts determine its output. If a query has no key in any part, its output is zero and its log-sum-exp is minus
+    infinity. Pass sinks in only one of the calls of `attend`.
 
-    The scores of every part must be the scores of the whole. This holds for all encodings except those with
-    `needs_all_keys`, such as `Cope`, which counts the keys between a key and its query. For these, `attend` raises an
-    error if the positions show that keys are missing. It cannot check this on a device with positions that do not count
-    one by one, in compiled code, or without a causal mask, because the keys may then belong to another sequence. In
-    these cases the merged result differs from attention over all keys.
+    The scores of a part must be the same as in attention over all keys. This holds for all encodings without
+    `needs_all_keys`. Encodings with it, such as `Cope`, count the keys between a key and its query. For these
+    encodings, `attend` raises an error if the positions show that keys are missing. It cannot check this on a device
+    with positions that do not count one by one, in compiled code, or without a causal mask, because the keys may then
+    belong to another sequence. In these cases the merged result differs from attention over all keys.
 
     Args:
         parts: the results of ``attend(..., return_lse=True)`` for each set of keys, at least one. For a query without a
@@ -61,8 +62,9 @@ def merge(parts: Sequence[tuple[Output, LogSumExp]]) -> tuple[Output, LogSumExp]
 def shares(logarithms: Sequence[LogSumExp]) -> tuple[list[Float[Tensor, "batch heads query 1"]], LogSumExp]:
     """Return each part's share of the whole, and the log-sum-exp of the whole.
 
-    The greatest log-sum-exp is a constant for derivatives, in which it cancels. If all parts are minus infinity, 0
-    replaces it and 1 replaces the sum, so that neither forward nor backward subtracts or divides infinite numbers.
+    The greatest log-sum-exp is a constant in derivatives, because it cancels. If all parts are minus infinity, 0
+    replaces the greatest log-sum-exp and 1 replaces the sum. So the forward and the backward pass do not subtract or
+    divide infinite numbers.
     """
     greatest = torch.stack([part.detach() for part in logarithms]).amax(0)
     none = greatest == float("-inf")

@@ -1,13 +1,13 @@
 """`PagedKVCache`: the keys and values of many sequences in blocks of one pool, for servers.
 
 Sequences start, grow and end. Each sequence has a table of blocks, in the order of its tokens, and the server keeps a
-list of free blocks. Nothing is moved, and several tables may share the blocks of a common prefix (Kwon et al. 2023,
+list of free blocks. Tokens are not moved, and several tables may share the blocks of a common prefix (Kwon et al. 2023,
 https://arxiv.org/abs/2309.06180). Tables and lengths are tensors on the device. So a step of fixed shape does not wait
-for the device, and it compiles and replays like a step of `StaticKVCache`. `truncate` returns the tables without
+for the device. It can be compiled and replayed like a step of `StaticKVCache`. `truncate` returns the tables without
 rejected draft tokens, and `reorder` returns the tables of beams.
 
-`append` gathers the blocks of its rows for `attend`. This copies their keys and values in every step, which a kernel
-that reads through tables would avoid.
+`append` gathers the blocks of its rows for `attend`. This copies their keys and values in every step. A kernel that
+reads through tables would not need a copy.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class PagedKVCache(FixedCache):
 
     The cache is for inference only, and for positions with one axis whose order is their index.
 
-    Several rows may share a full block. On a CPU, a block that occurs twice in a row raises an error, and so does a
-    shared block that gets new tokens. Other devices do not check this, because a check would wait for the device. There
-    the later token overwrites the earlier one.
+    Several rows may share a full block. On a CPU, `append` raises an error if a block occurs twice in a row, or if it
+    would write to a shared block. On other devices it does not check this, because a check would wait for the device.
+    There the later token overwrites the earlier token.
 
     Args:
         num_blocks: the number of blocks for all sequences.
@@ -55,8 +55,8 @@ class PagedKVCache(FixedCache):
         dtype: the dtype of keys and values.
         device: the device of keys and values.
         max_index: the largest position. Default: the number of tokens in all blocks, minus one.
-        encoding: an encoding that reads hidden states (`HiddenBias`). The cache also stores its features of every key.
-            Read new tokens with ``encoding.read(x, positions, cache.positions_of(table, cached))``.
+        encoding: an encoding that reads hidden states (`HiddenBias`). The cache also stores the encoding's features of
+            every key. Read new tokens with ``encoding.read(x, positions, cache.positions_of(table, cached))``.
 
     >>> cache = PagedKVCache(10, block_size=4, kv_heads=2, head_dim=16)
     >>> table, cached = torch.tensor([[7, 2]]), torch.tensor([0])
@@ -86,7 +86,7 @@ class PagedKVCache(FixedCache):
         self.num_blocks = whole("num_blocks", num_blocks, 1, remedy="pass the number of blocks for all sequences")
         self.block_size = whole("block_size", block_size, 1, remedy="block_size=16")
         largest = min(self.num_blocks * self.block_size - 1, MAX_INT32) if max_index is None else max_index
-        blocks = (self.num_blocks + 1, self.block_size)  # padding is written to the last block, which is in no table
+        blocks = (self.num_blocks + 1, self.block_size)  # padding is written to the last block, which no table has
         super().__init__(
             blocks, 2, largest, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim, dtype=dtype, device=device,
             encoding=encoding,
@@ -146,7 +146,7 @@ class PagedKVCache(FixedCache):
     def truncate(
         self, length: Length, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]
     ) -> tuple[Int[Tensor, "batch blocks"], Int[Tensor, " batch"]]:
-        """Return the table and the lengths of rows that keep only `length` tokens, such as after rejected drafts.
+        """Return the table and the lengths of rows that keep only `length` tokens, for example after rejected drafts.
 
         Blocks that a row no longer needs become -1. They are free if no other row has them.
 
@@ -169,8 +169,8 @@ class PagedKVCache(FixedCache):
     ) -> tuple[Int[Tensor, "rows blocks"], Int[Tensor, " rows"]]:
         """Return the table and the lengths of these rows, in this order, for beam search. Rows may be repeated.
 
-        Rows share full blocks. If several rows have the same unfilled block, one keeps it, and each other row gets a
-        copy in its block of `free`. Other blocks of `free` stay unused.
+        Rows share full blocks. If several rows have the same unfilled block, one row keeps it. Each other row gets a
+        copy, in its own block of `free`. The remaining blocks of `free` stay unused.
 
         >>> cache = PagedKVCache(10, block_size=4, kv_heads=2, head_dim=16)
         >>> rows, free = torch.tensor([0, 0]), torch.tensor([5, 9])
@@ -209,7 +209,7 @@ class PagedKVCache(FixedCache):
         return torch.where(real, pool_slots, self.num_blocks * self.block_size).flatten()
 
     def _require_free(self, free: Tensor, table: Tensor) -> None:
-        """Raise, on a CPU, unless the blocks to write to are all different and in no row."""
+        """Raise, on a CPU, unless the blocks to write to exist, differ from each other, and are not in `table`."""
         if not (readable(free) and readable(table)):
             return
         is_used = torch.isin(free, table) | (free < 0) | (free >= self.num_blocks)
@@ -259,7 +259,7 @@ def _require_own_blocks(table: Tensor, written: Int[Tensor, "batch new"]) -> Non
 
 
 def _require_table(table: Tensor, cached: Tensor, rows: int | None, device: torch.device) -> None:
-    """Raise unless `table` has `rows` rows, or any number if this is ``None``, and `cached` a number for each row."""
+    """Raise unless `table` has `rows` rows (``None``: any number) and `cached` has one number for each row."""
     require_tensor("table", table)
     if table.dtype != torch.int64 or table.device != device:
         got = f"got table of {dtype_name(table.dtype)} on {table.device}, expected int64 on {device}"

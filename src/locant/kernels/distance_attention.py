@@ -1,17 +1,17 @@
 """Attention whose bias depends only on the distance. It stores one number of the bias per head and distance.
 
-The pair of query i and key j has entry ``i - j + keys - 1`` of a table. In the reversed table, and with the queries of
-a tile in reverse order, row r and key j have entry ``r + j`` plus a constant. So the matrix of all pairs is a view of
-the table with strides 1 and 1. torch's fused kernel for CPUs reads this view as an additive mask, row by row from the
-cache, and no tensor of size query x key exists. The attention mask hides the ends of the table, which become minus
-infinity, and tiles of queries skip the keys to which none of them attends.
+The pair of query i and key j uses entry ``i - j + keys - 1`` of a table. If the table and the queries of a tile are in
+reverse order, row r and key j use entry ``r + j`` plus a constant. So the matrix of all pairs is a view of the table
+with strides 1 and 1. torch's fused kernel for CPUs reads this view as an additive mask, row by row from the cache, and
+no tensor of size query x key exists. The ends of the table that the attention mask hides become minus infinity. Tiles
+skip the keys to which none of their queries attends.
 
-The bias of a pair has the same bits as in a matrix, and it is added in the same way: to the scaled score, once.
+The bias of a pair has the same bits as in a matrix. It is also added in the same way, once to the scaled score.
 
-``locant::distance_attention`` is for CPUs, without dropout. Its backward is the backward of the fused kernel, tile by
-tile. If the table or the log-sum-exp needs a gradient, and with a soft cap, plain operations compute the scores, one
-head of a tile at a time, in float32 at least. In bfloat16 these are more exact than the kernel's backward, which uses
-the rounded output, as torch's fused attention does with or without a bias.
+``locant::distance_attention`` is for CPUs, without dropout. Its backward pass calls the backward of the fused kernel
+for each tile. If the table or the log-sum-exp needs a gradient, or with a soft cap, plain operations compute the scores
+in float32 at least, one head of a tile at a time. In bfloat16 they are more exact than the backward of the fused
+kernel, which uses the rounded output with or without a bias.
 
 Measured on two cores (8 heads of 64, float32), relative to plain causal attention without a bias: 1.2 times the time
 for 8192 tokens forward, 1.1 times for 4096 tokens forward and backward, and 1.1 to 1.3 times with a gradient of the
@@ -36,7 +36,7 @@ from locant.kernels import native
 from locant.kernels.transforms import is_differentiated, is_plain_eager
 
 TILE = 768
-"""The number of queries in a tile. From this size on, torch's kernel uses its largest steps."""
+"""The number of queries in a tile. With this size or more, torch's kernel uses its largest steps."""
 NARROW_TILE = 256  # for queries that attend to few keys, and for tiles whose scores or bias are stored
 MAX_STORED_SCORES = 2**19  # the largest number of scores of a head that are stored
 
@@ -70,7 +70,7 @@ def distance_attention(
         scale: the factor of the scores.
         softcap: scaled scores become ``softcap * tanh(scores / softcap)`` before the bias is added.
         onto: zeros and minus infinity in the shapes of the results, to which the results are written. Use it only if
-            the caller needs nothing but the result (`locant.kernels.transforms.is_plain_eager`).
+            the caller needs only the result (`locant.kernels.transforms.is_plain_eager`).
 
     >>> q = k = v = torch.ones(1, 1, 2, 4)
     >>> y, lse = distance_attention(q, k, v, torch.zeros(1, 3), first=1, last=2, scale=1.0)
@@ -118,12 +118,12 @@ class ReversedTable:
         return torch.zeros_like(self.table, dtype=torch.float64)
 
     def view(self, tile: Tile) -> Float[Tensor, "#one #heads rows keys"]:
-        """Return a view of the table. The last query comes first, and row r and column c have ``entry + r + c``."""
+        """Return a view of the table. The last query comes first. Row r and column c use ``entry + r + c``."""
         sizes = (1, len(self.table), tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start)
         return self.table.as_strided(sizes, (0, self.table.stride(0), 1, 1), tile.entry)
 
     def add_to(self, scores: Float[Tensor, "rows keys"], factor: float, tile: Tile, head: int) -> None:
-        """Replace the scores of one head by ``scores * factor`` plus its bias."""
+        """Replace the scores of one head by ``scores * factor`` plus the bias of this head."""
         torch.add(self.view(tile)[0, head % len(self.table)], scores, alpha=factor, out=scores)
 
     def add_gradient(self, tile: Tile, head: int, skewed: Float[Tensor, " numbers"]) -> None:
@@ -236,7 +236,7 @@ def _attend_backward(
     grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, sums: Tensor,
     first: int, last: int, scale: float, softcap: float | None, of_bias: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the gradients of q, k, v and, with `of_bias`, of the table, otherwise an empty tensor instead."""
+    """Return the gradients of q, k, v and the table. Without `of_bias`, the table's gradient is an empty tensor."""
     grad, q, k, v = (_with_contiguous_rows(x) for x in (grad, q, k, v))
     bias, wide = ReversedTable(table, first, last), torch.promote_types(q.dtype, torch.float32)
     grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
 """Find out which function transforms are active: `torch.func`, forward mode, batched gradients.
 
 Kernels work on memory, and under a transform a tensor represents more than its memory contains. torch has no public
-API for this, so only this file calls its private functions. Compilers handle transforms themselves and get ``False``,
-unless a function states otherwise.
+API for this, so only this file calls its private functions. Compilers handle transforms themselves. In a compiler these
+functions return ``False``, unless their docstrings state otherwise.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def hides_gradient(tensor: Tensor) -> bool:
 
 
 def is_differentiated(*tensors: Tensor) -> bool:
-    """Return whether forward mode or `torch.func`, and not ``backward``, differentiates one of these tensors.
+    """Return whether forward mode or `torch.func` differentiates one of these tensors. ``backward`` does not count.
 
-    `torch.func.vmap` alone does not count. In a compiler, this holds for the whole graph.
+    `torch.func.vmap` alone does not count either. In a compiler, this holds for the whole graph.
     """
     if torch.compiler.is_compiling():  # the compiler sees that the level is read here, and adds a guard
         return _is_graph_differentiated() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
@@ -98,7 +98,7 @@ def is_graph_transformed() -> bool:
 
 
 def _layers(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor, the tensor that its outermost transform wraps, and so on to the tensor with memory."""
+    """Yield a tensor, the tensor that its outermost transform wraps, and so on, down to the tensor with memory."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         yield tensor
         tensor = functorch.get_unwrapped(tensor)
@@ -113,7 +113,7 @@ def unwrap_transforms(tensor: Tensor) -> Tensor:
 
 
 def _is_graph_differentiated() -> bool:
-    """Return whether a transform differentiates the graph: a constant, because other transforms cause a new trace."""
+    """Return whether a transform differentiates the graph. This is constant, as other transforms cause a new trace."""
     levels = functorch.get_interpreter_stack() or []
     return any(level.key() != functorch.TransformType.Vmap for level in levels)
 

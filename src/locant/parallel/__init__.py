@@ -1,7 +1,7 @@
-"""More than one device: token tables with rows split over the ranks of a mesh, and rows of tokens split over ranks.
+"""Use several devices: split the rows of a token table, or the tokens of a sequence, over the ranks of a mesh.
 
-An encoding's ``head_slice`` gives a bias for the heads of one rank. This package does not start processes or process
-groups. It uses the process groups of `torch.distributed`.
+The argument ``head_slice`` of an encoding selects the heads of one rank. This package does not start processes or
+process groups. It uses the process groups of `torch.distributed`.
 """
 
 from locant.parallel.context import attend as attend

@@ -72,8 +72,9 @@ def attend(
 ) -> Any:
     """Compute `locant.attend` over a row of which every rank of `group` has an equal part.
 
-    All ranks must call this together, with shards of the same length. Gradients of parameters (a learned bias, `sinks`)
-    come from this rank's queries, as in every other layer of the model. The gradient is their sum over the ranks.
+    All ranks must call this together, with shards of the same length. On each rank, gradients of parameters (a learned
+    bias, `sinks`) come from the rank's own queries, as in every other layer of the model. The whole gradient is the sum
+    over the ranks.
 
     Args:
         q, k, v: tensors of this rank's tokens, rotated by `positions`. `k` and `v` may have fewer heads.
@@ -82,11 +83,12 @@ def attend(
             a multiple of the number of ranks, and it uses this rank's heads of an encoding of all heads. ``"ring"``
             does not support encodings that count the keys in between (`PositionEncoding.needs_all_keys`: `Cope`).
         positions: positions of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
-        k_positions: positions of all ranks, from `gather_positions`. If they are computed once per forward pass, they
-            save a small all-gather in every layer. Encodings that read hidden states (`HiddenBias`) also send their
-            features of keys: call ``encoding.read(x, positions)`` for the rank's own tokens, as in one process.
+        k_positions: positions of all ranks, from `gather_positions`. Compute them once per forward pass to save a small
+            all-gather in every layer. For encodings that read hidden states (`HiddenBias`), call
+            ``encoding.read(x, positions)`` for the rank's own tokens, as in one process. Then the ranks also send the
+            features of their keys.
         dropout_p: must be 0 with ``"ring"``.
-        backend: as in `locant.attend`. ``"ring"`` needs a backend with a log-sum-exp, so not ``"sdpa"``.
+        backend: as in `locant.attend`. ``"ring"`` needs a log-sum-exp, which ``"sdpa"`` does not return.
         causal, window, scale, sinks, softcap, return_lse: as in `locant.attend`.
 
     >>> import torch
@@ -130,7 +132,7 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
 
     All ranks raise an error if two ranks have the same token, because ``Positions.arange(local_length)`` on every rank
     would rotate each shard as if it began the row. They also raise an error if shards have different sizes. The cost is
-    one all-gather of three integers per token and one of three integers.
+    two all-gathers, one of three integers per token and one of three integers per rank.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> gather_positions(Positions.arange(4))
@@ -158,7 +160,7 @@ def head_slice(num_heads: int, *, group: Group = None) -> slice:
     """Return the heads that ``method="ulysses"`` computes on this rank, for the ``head_slice`` of an encoding.
 
     If tensor parallelism already splits the heads, `num_heads` is the number of this rank's heads, and the slice counts
-    from the first of them: heads 8 to 15 of a model and ``slice(4, 8)`` give ``head_slice=slice(12, 16)``.
+    from the first of these heads. With heads 8 to 15 of a model, ``slice(4, 8)`` becomes ``head_slice=slice(12, 16)``.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> head_slice(8)
@@ -190,7 +192,7 @@ def _mesh(group: Group, device: torch.device) -> DeviceMesh:
 
 
 def _redistribute(x: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) -> Tensor:
-    """Change how `x` is spread over the ranks. If every rank gets all of it, its gradient is the sum over the ranks."""
+    """Change how `x` is spread over the ranks. If every rank gets all of `x`, gradients are summed over ranks."""
     whole = DTensor.from_local(x, mesh, [source]).redistribute(placements=[target])
     return whole.to_local(grad_placements=[Partial() if target == Replicate() else target])
 
@@ -208,7 +210,7 @@ def _require_all_tokens(all_positions: Positions, positions: Positions, mesh: De
 
 
 def _require_method(method: Method, encoding: PositionEncoding | None, reads: bool, dropout_p: Real) -> None:
-    """Raise if the method does not support these arguments. `reads`: the bias depends on hidden states."""
+    """Raise if the method does not support these arguments. `reads` is whether the bias depends on hidden states."""
     name = type(encoding).__name__
     if method == "ring" and encoding is not None and encoding.needs_all_keys:
         got = f"got {name} with method='ring', which processes one shard of the keys at a time, but {name} needs all"
@@ -224,7 +226,7 @@ def _require_method(method: Method, encoding: PositionEncoding | None, reads: bo
 def _with_features(
     mesh: DeviceMesh, encoding: PositionEncoding, positions: Positions, all_positions: Positions
 ) -> tuple[Positions, Positions]:
-    """Return this rank's positions and all positions, with the features of an encoding that read the whole row."""
+    """Return this rank's positions and all positions, with features as if the encoding had read the whole row."""
     keys = positions.read.of_key
     if keys is None:
         return positions, all_positions
@@ -236,7 +238,7 @@ def _with_features(
 
 
 def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
-    """Raise on all ranks if shards have different sizes, for which libraries abort or mix up messages.
+    """Raise on all ranks if shards have different sizes, because libraries would abort or mix up messages.
 
     On an accelerator, the device raises the error asynchronously, before anything else is sent.
     """
@@ -276,7 +278,7 @@ def _attend_by_heads(
     mesh: DeviceMesh, q: Tensor, k: Tensor, v: Tensor, all_positions: Positions, sinks: Tensor | None,
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """Attend with some of the heads on every rank, over tokens in the order of the row if this allows fast paths."""
+    """Attend with this rank's heads to all tokens, in the order of the row if this allows fast paths."""
     heads = head_slice(q.shape[1], group=mesh)
     options = {**options, "encoding": _select_heads(options["encoding"], q.shape[1], heads)}
     copies = mesh.size() // math.gcd(k.shape[1], mesh.size())  # several ranks may share a key head
@@ -308,7 +310,7 @@ class SelectedHeads(PositionEncoding):
 
 
 def _select_heads(encoding: PositionEncoding | None, num_heads: int, part: slice) -> PositionEncoding | None:
-    """Return the encoding for this rank's heads. It may have only these heads (`head_slice`) or all heads."""
+    """Return the encoding for this rank's heads. The input may have only these heads (`head_slice`) or all heads."""
     heads, count = getattr(encoding, "heads", None), part.stop - part.start
     if encoding is None or not isinstance(heads, Heads):
         return encoding
@@ -322,7 +324,7 @@ def _select_heads(encoding: PositionEncoding | None, num_heads: int, part: slice
 
 
 def _in_row_order(all_positions: Positions) -> tuple[Positions, Tensor | None]:
-    """Return the row's positions and order if the host finds one document that counts one by one, else the input."""
+    """Return the row's positions and order if it is known to be one gapless document. Otherwise return the input."""
     if all_positions.start is not None or all_positions.axes > 1 or all_positions.order_or_none is not None:
         return all_positions, None
     index, document = all_positions.index, all_positions.document

@@ -1,6 +1,6 @@
 """Ring attention: each rank sends keys and values to the next rank, one shard at a time.
 
-The queries of a rank attend to the shard that the rank has, while it sends this shard and receives the next one. The
+The queries of a rank attend to the shard that the rank has, while it sends this shard and receives the next shard. The
 log-sum-exps of all shards combine their outputs (`locant.attention.merge`). The backward pass goes around the ring once
 more. With the log-sum-exp of the whole row, the gradients of one shard depend only on this shard. They are sent on with
 the shard and are complete when it is back on its own rank.
@@ -60,7 +60,7 @@ class Ring:
         return Transfer(outgoing, incoming, dist.batch_isend_irecv(calls))
 
     def shards(self, *tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Yield each rank and its tensors, from this rank backwards."""
+        """Yield each rank and its tensors, beginning with this rank and going backwards."""
         for step in range(self.world):
             transfer = self.send(*tensors) if step < self.world - 1 else None
             yield (self.rank - step) % self.world, tensors
@@ -78,13 +78,13 @@ class Call:
 
     @property
     def learned(self) -> list[Tensor]:
-        """Return parameters and features of hidden states that need a gradient. Every rank has all keys' features."""
+        """Return parameters and features that need a gradient. Every rank has the features of all keys."""
         encoding, read = self.options["encoding"], (self.positions.read.of_query, self.all_positions.read.of_key)
         parameters = () if encoding is None else encoding.parameters()
         return [x for x in (*read, *parameters) if x is not None and x.requires_grad]
 
     def detached(self) -> Call:
-        """Return a call in which features are leaves, because one read may give the features of queries and keys."""
+        """Return a call in which features are leaves, because queries and keys may share one read."""
         query, key = (
             None if x is None else x.detach().requires_grad_(x.requires_grad)
             for x in (self.positions.read.of_query, self.all_positions.read.of_key)

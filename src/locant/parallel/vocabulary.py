@@ -2,7 +2,7 @@
 
 torch's own `RowwiseParallel` only supports `nn.Embedding`. It fails if a rank has no row (five rows on four ranks), and
 it gives every rank the gradient of the whole table. Here each rank looks up its own rows, and the results are summed.
-The output has the same bits as on one rank. Each rank's part of the gradient has the same bits, too, and is as large as
+The output has the same bits as on one rank. Each rank's part of the gradient also has the same bits, and is as large as
 the rank's part of the table.
 
 The padding row is an index into the whole table. If every rank used it as an index into its own part, another token on
@@ -12,8 +12,9 @@ A model has gradients of such a table, plain gradients, and perhaps gradients on
 and steps many parameters at once only if all are of one kind ("got mixed torch.Tensor and DTensor"). `clip_grad_norm_`
 and `parameter_groups` separate the kinds.
 
-Cost: one all-reduce of ``batch x seq x d_model`` forward, none backward. The tied head needs an all-gather of the
-logits forward and an all-reduce of ``batch x seq x d_model`` backward.
+The forward pass needs an all-reduce of ``batch x seq x d_model``, and the backward pass does not communicate. With a
+tied head, the forward pass also needs an all-gather of the logits, and the backward pass needs an all-reduce of
+``batch x seq x d_model``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class VocabularyParallel(ParallelStyle):
     Ids, input vectors, outputs and logits are the same on every rank of the mesh. The table may have any number of
     rows. Its weight becomes a `DTensor`, so that distributed checkpoints work as for any other weight. In a model that
     also has plain gradients, clip with `clip_grad_norm_` and step with `parameter_groups`. Initialize or load the table
-    before or after the split (with the meta device and ``reset_parameters``).
+    before the split, or after it (with the meta device and ``reset_parameters``).
 
     Resize a table before it is split, and reset it before anything else (such as FSDP) splits it further.
 
@@ -92,8 +93,8 @@ class SplitTable(Table):
     def initialize(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
         """Draw the parts of all ranks in order and keep only this rank's part.
 
-        Ranks with the same seed get slices of one table, and their generators stay equal. A draw of only its own part
-        would give every rank the same rows, as torch does for split tensors on CPUs.
+        Ranks with the same seed get slices of one table, and their generators stay equal. If each rank drew only its
+        own part, all ranks would have the same rows, as torch's split tensors on CPUs do.
         """
         part = LocalRows.of(_require_split(weight))
         for first in range(0, weight.shape[0], part.size):

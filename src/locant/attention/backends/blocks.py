@@ -1,13 +1,13 @@
 """Attention with a `Lookup` or `Pairwise` bias: a block of queries and keys at a time, forward and backward.
 
-Any part of such a bias can be computed separately, and its gradient is the gradient of the scores. So neither the whole
-bias nor its whole gradient is stored. The forward and the backward pass compute the bias of one block for some heads.
-The log-sum-exps of the blocks combine them to the softmax over a row. Scores are in float32 at least, and only a few
-times `HELD` of them exist at a time.
+Any part of such a bias can be computed separately, and the gradient of the bias is the gradient of the scores. So
+neither the whole bias nor its whole gradient is stored. The forward and the backward pass compute the bias of one block
+for some heads. The log-sum-exps combine the blocks into the softmax over a row. Scores are in float32 at least, and
+only a few times `HELD` scores exist at a time.
 
-If keys are so far away that the bias is a sum of a number of the query and a number of the key (its `far`), the forward
-pass uses torch's fused kernel. The numbers of the keys are a mask whose rows are all the same memory, and the number of
-the query is added to the log-sum-exp.
+At a distance of `far` or more, the bias is the sum of a number of the query and a number of the key. For such keys the
+forward pass uses torch's fused kernel. The numbers of the keys are a mask whose rows all share one memory, and the
+number of the query is added to the log-sum-exp.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HIDDEN = -1e30
 FAR_AT_ONCE = 4096
 """The largest number of keys in a call of torch's kernel. They are copied for every head."""
 SMALLEST = -80.0
-"""The smallest logarithm of a weight in the backward pass: arithmetic near the smallest float32 numbers is slow."""
+"""The smallest logarithm of a weight in the backward pass. Arithmetic near the smallest float32 numbers is slow."""
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # this kernel also returns the log-sum-exp
 
@@ -88,7 +88,7 @@ class _Rows:
         return x[:, self.shared, keys].to(self.q.dtype)
 
     def scores(self, k: Tensor, bias: Tensor) -> tuple[Float[Tensor, "batch heads query key"], Tensor | None]:
-        """Return the scores with the bias, and, if there is a soft cap, the bounded scores over the soft cap."""
+        """Return the scores with the bias. With a soft cap, also return the bounded scores divided by the soft cap."""
         softcap = self.arguments[3]
         if softcap is None:
             return (self.q @ k.mT).add_(bias), None
@@ -113,13 +113,13 @@ class _Rows:
 
 
 def _pad_width(x: Tensor, width: int) -> Tensor:
-    """Pad vectors with zeros, which do not change scores, to one width, and make each contiguous, for the kernel."""
+    """Pad vectors to one width with zeros, which keep the scores. Make each vector contiguous for the kernel."""
     x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _tiles(arguments: Arguments, q: Tensor, k: Tensor) -> Iterator[tuple[list[_Block], list[_Rows]]]:
-    """Yield, for each tile of queries, the blocks of keys and groups of heads."""
+    """Yield the blocks of keys and the groups of heads for each tile of queries."""
     scale = arguments[2]
     num_heads = max(1, HELD // (q.shape[0] * BLOCK * BLOCK))
     shared = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
@@ -166,7 +166,7 @@ def _merge_far_blocks(bias: BlockBias, rows: slice, mask: AttentionMask, blocks:
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """Attention that is differentiable by queries, keys, values, token features and the encoding's parameters.
+    """Attention with gradients for queries, keys, values, token features and the encoding's parameters.
 
     The output is in the dtype of the computation, because the backward pass subtracts the product of the output and its
     gradient.
@@ -245,7 +245,7 @@ class _BlockwiseAttention(torch.autograd.Function):
 def _add_gradients(
     totals: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor
 ) -> None:
-    """Add the gradients of the tensors from which one bias was computed to the total gradients."""
+    """Add the gradients of a bias's source tensors to the total gradients."""
     pairs = [(total, x) for total, x in zip(totals, sources, strict=True) if total is not None and x is not None]
     gradients = torch.autograd.grad(bias, [x for _, x in pairs], grad.sum_to_size(bias.shape), allow_unused=True)
     for (total, _), gradient in zip(pairs, gradients, strict=True):

@@ -7,12 +7,12 @@
 an additive mask of ``heads x query x key``, always in float32. Without a bias, plain causal attention does not need a
 mask, and everything else needs a boolean mask.
 
-On a CPU the kernel accepts a float32 mask with 16-bit queries. On accelerators it must not get one, because cuDNN reads
-the bytes of the mask as numbers of the queries' dtype (pytorch#191612). There attention with a bias is computed in
-float32. A mask rounded to 16 bits would be faster but wrong if far keys matter. With KERPLE over 4096 tokens, and
-queries that look for the first 512 of them, the error of outputs was 0.020 of the largest output in bfloat16 and 0.0027
-in float16, even after subtracting the largest entry of each row. In float32 the error is the rounding of the output,
-0.003 and 0.0004.
+On a CPU the kernel accepts a float32 mask with 16-bit queries. On accelerators it must not get such a mask, because
+cuDNN reads the bytes of the mask as numbers of the queries' dtype (pytorch#191612). There attention with a bias is
+computed in float32. A mask rounded to 16 bits would be faster but wrong if far keys matter. With KERPLE over 4096
+tokens, and queries that look for the first 512 of them, the error of outputs was 0.020 times the largest output in
+bfloat16 and 0.0027 times in float16, even after the largest entry of each row was subtracted. If attention is computed
+in float32, only the rounding of the output remains, 0.003 and 0.0004.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def eager_attention(inputs: AttentionInputs) -> Attended:
 
 
 def _repeat_keys_for_export(inputs: AttentionInputs) -> AttentionInputs:
-    """Repeat key heads for all query heads: views of groups would fix the length, and OpenVINO ignores `enable_gqa`."""
+    """Repeat key heads for all query heads. Views of groups would fix the length, and OpenVINO ignores `enable_gqa`."""
     if not (inputs.is_grouped and torch.compiler.is_exporting()):
         return inputs
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], dim=1) for x in (inputs.k, inputs.v))

@@ -1,17 +1,17 @@
 """Attention through FlexAttention: the bias is a function that the compiler puts into the kernel, not a tensor.
 
 CUDA supports every gradient, including gradients of the bias's parameters. A CPU supports only the forward pass.
-FlexAttention is always compiled, because without the compiler it stores all scores. The first call of a kind takes
-seconds.
+FlexAttention is always compiled, because without the compiler it stores all scores. The first call for each kind of
+input takes seconds.
 
-A kernel for CPUs is compiled for fixed sizes (with symbolic sizes torch 2.13 writes C++ that does not compile). So
-queries and keys are padded to powers of two there. Blocks of padding cost no arithmetic.
+A kernel for CPUs is compiled for fixed sizes, because with symbolic sizes torch 2.13 writes C++ that does not compile.
+So on a CPU queries and keys are padded to powers of two. Blocks of padding are not computed.
 
-torch computes the backward of queries, keys and values. It takes the mean of a row from the output, rounded to the
-dtype of the queries, and sums the gradient of a look-up with an atomic addition for every pair. So a learned table of
-distances, and products of tokens with rows of distances (Shaw, DeBERTa, Inkling), are constants in its kernels, and
-`locant.kernels.distance_gradient` computes their gradients. These have the same bits in every run and use means of the
-weights themselves. torch still computes the gradients of biases of rows and columns.
+torch computes the backward of queries, keys and values. It takes the mean of a row from the output, which is rounded to
+the dtype of the queries. It sums the gradient of a look-up with an atomic addition for every pair. So a learned table
+of distances, and products of tokens with rows of distances (Shaw, DeBERTa, Inkling), are constants in its kernels, and
+`locant.kernels.distance_gradient` computes their gradients. These gradients have the same bits in every run, and their
+means do not use the rounded output. torch still computes the gradients of biases of rows and columns.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from locant.spelling import dtype_name
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_HEAD_DIM = 16
-"""The narrowest head that FlexAttention's CUDA kernels take."""
+"""The smallest width of a head that FlexAttention's CUDA kernels support."""
 FAR = 2**40
 """A distance greater than the distance of any two tokens."""
 MAX_KERNELS = 256
-"""The number of kernels that one process may compile: encodings times sizes. torch would stop after 8."""
+"""The largest number of kernels that a process may compile: encodings times sizes. torch's default is 8."""
 
 
 def obstacle(inputs: AttentionInputs) -> str | None:

@@ -2,13 +2,14 @@
 
 * ``"table"``: if the bias depends only on the distance and both sides count one by one, one number per head and
   distance is enough. See `locant.kernels.distance_attention`.
-* ``"documents"``: in packed and padded rows of a few documents, each document uses the method above, with one table.
+* ``"documents"``: in packed and padded rows of a few documents, each document uses the method ``"table"``. All
+  documents share a table.
 * ``"blocks"``: if the bias is a function of two tokens, or of products of tokens with rows of a table, a block of
   queries and keys is computed at a time. See `locant.attention.backends.blocks`.
 * ``"tiles"``: otherwise a tile of queries is computed at a time, with the keys to which it attends. The encoding
   computes the bias of the tile, torch's fused attention computes the output, and the backward pass computes both again.
   This needs ``tile x keys`` memory and gives gradients for all inputs of the bias, at the cost of a second forward
-  pass. Dropout drops the same weights both times.
+  pass. Dropout drops the same weights in both forward passes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from locant.positions.score_bias import ByDistance, Lookup, Pairwise
 TILE_BYTES = 2**24
 """The size of a tile's bias over all keys. It determines the number of queries, a power of two, at least MIN_ROWS."""
 DEVICE_TILE_BYTES = 2**29
-"""The same on accelerators, which need many rows to be efficient: 128 rows up to 32 768 keys of 32 heads."""
+"""The size on accelerators, which need many rows to be efficient: 128 rows for up to 32 768 keys of 32 heads."""
 MIN_ROWS = 16
 
 
@@ -100,7 +101,7 @@ def _attend_with_table(inputs: AttentionInputs) -> Attended:
 
 
 def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#heads distances"]:
-    """Return the bias of every distance, from the distance of the first query and the last key on."""
+    """Return the bias of the distances `first` to `last`."""
     if isinstance(inputs.bias, ByDistance):
         return inputs.bias.table(first, last)
     if isinstance(inputs.bias, Lookup | Pairwise):  # there is one query
@@ -126,7 +127,7 @@ def _attend_to_row(
 ) -> Attended:
     """Attend within every document of a row. `table` has an entry for each distance within the longest document.
 
-    The results are written to `onto`, an empty output and log-sum-exp, or concatenated without `onto`.
+    If `onto` is an empty output and log-sum-exp, the results are written to it. Otherwise they are concatenated.
     """
     middle, parts, lengths = table.shape[1] // 2, list[Attended](), [part.length for part in row]
     split = (_Split.apply(x, lengths) for x in (q, k, v))
@@ -143,12 +144,12 @@ def _attend_to_row(
 
 
 def _empty_result(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp of `queries` queries that attend to nothing."""
+    """Return the output and the log-sum-exp of `queries` queries without a key."""
     return q.new_zeros(*q.shape[:2], queries, v.shape[-1]), table.new_full((*q.shape[:2], queries), float("-inf"))
 
 
 class _Split(torch.autograd.Function):
-    """``x.split(lengths, dim=2)`` with a gradient outside of autocast, which on a CPU cannot concatenate float16."""
+    """``x.split(lengths, dim=2)``. Its backward disables autocast, which cannot concatenate float16 on a CPU."""
 
     generate_vmap_rule = True
 
@@ -183,7 +184,10 @@ def _attend_by_tile(inputs: AttentionInputs) -> Attended:
 
 
 def _clear_tiles(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs]:
-    """Yield tiles with zeros at padding. Each tile copies its own keys until these copies are as many as all keys."""
+    """Yield tiles with zeros at padding.
+
+    Each tile copies its own keys. When the copies are as large as all keys, all keys are copied once.
+    """
     is_decoding, copied, is_clean = inputs.is_decoding, 0, False
     inputs = inputs.in_order(is_decoding)
     for start in range(0, inputs.q.shape[2], rows):

@@ -1,8 +1,8 @@
 """Attach the gradient of biases that are looked up by distance to the output and log-sum-exp of attention.
 
 FlexAttention sums the gradient of a look-up with an atomic addition for every pair of tokens: 4 billion additions for
-16 384 tokens and 32 heads, in a random order. So it gets biases without gradients. Kernels that only sum in registers
-compute these gradients from the results of attention.
+16 384 tokens and 32 heads, in a random order. So FlexAttention uses constant biases. Kernels that only sum in registers
+compute the gradients of the biases from the results of attention.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Biases:
 
     Args:
         of_query: a table with an entry for every distance. With `row_of`, a number of every query for every row.
-        of_key: a number of every key for every row. ``None`` adds nothing.
-        row_of: the row of every distance from `Pairs.first` on. Smaller and larger distances use the first and the
-            last row. The distances of a row are contiguous. ``None`` for a table.
+        of_key: a number of every key for every row. ``None`` means that keys have no such numbers.
+        row_of: the row of every distance, beginning with `Pairs.first`. Smaller distances use the first row, and larger
+            distances use the last row. The distances of a row are contiguous. ``None`` means that `of_query` is a
+            table.
     """
 
     of_query: Float[Tensor, "heads distances"] | Float[Tensor, "batch heads query rows"] | None
@@ -118,7 +119,7 @@ def distance_gradient(
     of_key: Tensor | None, row_of: Tensor | None, queries: Tensor | None, keys: Tensor | None, some: Tensor | None,
     first: int, low: int, high: int, offset: int | None, scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of `of_query` and `of_key` in float32, and an empty tensor if one of them is ``None``."""
+    """Return the gradients of `of_query` and `of_key` in float32. The gradient of ``None`` is an empty tensor."""
     from locant.kernels.distance_gradient import triton
 
     biases, pairs = Biases(of_query, of_key, row_of), Pairs(first, low, high, offset, queries, keys, some)

@@ -1,4 +1,4 @@
-"""The gradient of biases that were looked up by distance, on a GPU and without atomics: the same bits in every run.
+"""The gradient of biases that were looked up by distance, on a GPU. Without atomics, every run gives the same bits.
 
 The gradient of a score is ``P (dP - mean)``: its weight times the difference between the weight's gradient and the mean
 over the row. The gradient of an entry is the sum over its pairs. No tensor of size query x key is stored:
@@ -7,13 +7,13 @@ over the row. The gradient of an entry is the sum over its pairs. No tensor of s
    weights computed here, not attention's output, which was rounded. Otherwise distances would drift to the mean of the
    values.
 2. For a table, if slots count as distances do, `_diagonals` has a program for each diagonal of blocks. It sums blocks
-   in registers, and at the end sums along their diagonals. Two adjacent diagonals of blocks share distances, and each
-   writes its own sum. Otherwise (shards, gaps), `_entries` has a program for some entries, which iterates over all
-   blocks that may contain one of their distances. A number on the device, which the host does not need to read,
+   in registers, and finally sums along their diagonals. Two adjacent diagonals of blocks share distances, so each
+   diagonal writes its own sum. Otherwise (shards, gaps), `_entries` has a program for some entries, which iterates over
+   all blocks that may contain one of their distances. A number on the device, which the host does not need to read,
    disables one of the two kernels.
 3. For products of tokens, `_rows` has a program for a block of queries, or of keys, and some rows. If slots count as
-   distances do, the distances of a row are contiguous, and their sum is the difference of two prefix sums. Otherwise,
-   in blocks with gaps or with two documents, it iterates over rows and is slower the more rows a block has.
+   distances do, the distances of a row are contiguous, and their sum is the difference of two prefix sums. In blocks
+   with gaps or with two documents it iterates over rows, and takes longer if a block has more rows.
 
 Each of these kernels needs two matrix products for a pair of blocks. The backward pass of FlexAttention needs seven.
 These kernels need Triton. They were run in its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0, but
@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from locant.kernels.distance_gradient import FLAGGED, Biases, Pairs, Tokens
 
 BLOCKS = {2: 64, 4: 32}
-"""Tokens in a block, by the bytes of a number."""
+"""The number of tokens in a block, for each size of a number in bytes."""
 FAR = tl.constexpr(2**40)
 """A number greater than every distance."""
 PADDING = tl.constexpr(-1)
@@ -176,7 +176,7 @@ def _ends(row_of: Int[Tensor, " distances"], first: int, rows: int) -> Int[Tenso
 
 
 def _token_operands(pairs: Pairs, q: Tensor, block: int) -> dict[str, Tensor | None]:
-    """Return the fields of `Operands` from `Operands.q_tokens` on."""
+    """Return the last fields of `Operands`, beginning with `q_tokens`."""
     queries = pairs.queries
     if queries is None:
         return {}
@@ -235,7 +235,7 @@ def _means(x, low: tl.int64, high: tl.int64):
 @triton.jit
 @no_type_check
 def _diagonals(parts, lowest, x, low: tl.int64, high: tl.int64):
-    """Sum the diagonals of all pairs of blocks with one distance between the blocks, of one head (one program)."""
+    """Sum along the diagonals of all pairs of blocks that are equally far apart, for one head (one program)."""
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_band = tl.program_id(0) + lowest
     o_row = tl.arange(0, x.BLOCK)
@@ -344,7 +344,7 @@ def _rows(sums, ends, x, low: tl.int64, high: tl.int64, OF_KEYS: tl.constexpr):
                     shift = (i_q - i_k) * x.BLOCK + x.offset
                     b_sum += _sum_row_ranges(b_gradient, b_nearest, b_farthest, shift, x.BLOCK, OF_KEYS)
                 else:
-                    b_shift = b_entry + x.first - (o_line[:, None] - o_line[None, :])  # constant if slots count so
+                    b_shift = b_entry + x.first - (o_line[:, None] - o_line[None, :])  # constant without gaps
                     shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, 2**30), 1, LEAST), 0, LEAST)
                     highest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, -(2**30)), 1, MOST), 0, MOST)
                     if shift == highest_shift:
@@ -458,7 +458,7 @@ def _same_document(x, i_b, o_q, o_k):
 @triton.jit
 @no_type_check
 def _weights(x, i_b, i_h, o_q, o_k, b_bias):
-    """Return the softmax weights and their gradients. The tanh uses only functions that the interpreter has."""
+    """Return the softmax weights and their gradients. The tanh uses only functions that the interpreter supports."""
     o_query = (i_b * x.heads + i_h) * x.queries + o_q
     o_key = (i_b * (x.heads // x.group) + i_h // x.group) * x.keys + o_k
     m_q, m_k = o_q < x.queries, o_k < x.keys
@@ -476,7 +476,7 @@ def _weights(x, i_b, i_h, o_q, o_k, b_bias):
 def _products(
     a, b, o_a, o_b, m_a, m_b, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Return the product of every row of a block with every row of another, some dimensions at a time."""
+    """Return the product of every row of a block with every row of another block, some dimensions at a time."""
     b_dots = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
     for part in range(0, WIDTH, PART):
         o_column = part + tl.arange(0, PART)
@@ -490,7 +490,7 @@ def _products(
 @triton.jit
 @no_type_check
 def _sum_along_columns(b_x, b_column, BLOCK: tl.constexpr):
-    """Return sums over rows, for which each row has its own column. Columns outside of the block count as zero."""
+    """Return sums over rows of the values in the columns `b_column`. Columns outside of the block count as zero."""
     m_column = (b_column >= 0) & (b_column < BLOCK)
     b_value = tl.gather(b_x, tl.where(m_column, b_column, 0), 1)
     return tl.reduce(tl.where(m_column, b_value, 0.0), 0, ADD)
@@ -499,7 +499,7 @@ def _sum_along_columns(b_x, b_column, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def _sum_row_ranges(b_x, b_nearest, b_farthest, shift, BLOCK: tl.constexpr, OF_KEYS: tl.constexpr):
-    """Return, for every line of a block, sums over the distances of each row. `shift` is the first tokens' distance."""
+    """Return sums over the distances of each row, for every line of a block. `shift` is the first tokens' distance."""
     o_line = tl.arange(0, BLOCK)[:, None]
     b_least = tl.maximum(tl.minimum(b_nearest - shift, BLOCK), -BLOCK).to(tl.int32)[None, :]
     b_most = tl.maximum(tl.minimum(b_farthest - shift, BLOCK), -BLOCK).to(tl.int32)[None, :]

@@ -1,12 +1,12 @@
 """Kernels in C for the CPU, loaded from the library that `build.py` compiles.
 
-Each operation packs the arguments of its kernel and calls it: `kernels/rotary/cpu.py`,
-`kernels/distance_attention.py`, and `text/windows`.
+The operations in `kernels/rotary/cpu.py`, `kernels/distance_attention.py` and `text/windows` pack the arguments of
+their kernels and call them.
 
 This file does not compile anything. The library is in the package, next to the Python code, and is trusted in the same
-way. No other folder is searched. Its name depends on its sources, so that an old library is not loaded. The environment
-variable ``LOCANT_NATIVE`` is read at the first use. It may be ``off`` or an instruction set: ``baseline``, ``avx2``,
-``avx512``.
+way. No other folder is searched. The name of the library depends on its sources, so that an old library is not loaded.
+The environment variable ``LOCANT_NATIVE`` is read at the first use. It may be ``off`` or an instruction set:
+``baseline``, ``avx2``, ``avx512``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Loaded(NamedTuple):
 
 @functools.cache
 def function(name: str, variant: str | None = None) -> Any:
-    """Return the function of this name for an instruction set, by default the best, or ``None`` without a library."""
+    """Return the function of this name for an instruction set (default: the best), or ``None`` without a library."""
     library, best, _ = _load_library()
     return None if library is None else getattr(library, f"{name}_{variant or best}")
 
@@ -54,7 +54,7 @@ has._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locan
 
 
 def is_in_rows(x: Tensor) -> bool:
-    """Return whether kernels can access the memory of `x`: torch may store a tensor negated, and zeros not at all."""
+    """Return whether kernels can access the memory of `x`. torch may store negated numbers, or not store zeros."""
     return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
 
 

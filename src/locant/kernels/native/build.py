@@ -22,7 +22,7 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp-simd", "-ffp-contract=off", "-f
 VARIANTS = {"avx512": "-march=x86-64-v4", "avx2": "-march=x86-64-v3", "baseline": "-march=x86-64"}
 """Instruction sets of x86-64, the fastest first. Each source is compiled for all of them."""
 COMPILERS = {"linux": ("gcc", "clang"), "darwin": ("clang",)}
-"""The compilers to look for on each system if ``CC`` is not set. All give the same bits."""
+"""The compilers to look for on each system if ``CC`` is not set. All compilers give the same bits."""
 LINKING = {"linux": ("-s", "-lm"), "darwin": ("-Wl,-undefined,dynamic_lookup",)}
 
 
@@ -60,7 +60,7 @@ def build() -> Path:
                 objects.append(f"{folder}/{source.stem}-{variant}.o")
                 _run([*compiler, *FLAGS, *machine, f"-DVARIANT={variant}", "-c", str(source), "-o", objects[-1]])
         linked = Path(folder) / target.name
-        # Not linked with OpenMP: its functions come from the library that torch has loaded, so that there is one pool.
+        # OpenMP is not linked. Its functions come from the library that torch has loaded, so that there is one pool.
         _run([*compiler, "-shared", *objects, *LINKING[sys.platform], "-o", str(linked)])
         for old in HERE.glob("locant-*.so"):  # remove all older libraries. Processes that have loaded one keep it
             old.unlink()

@@ -1,14 +1,15 @@
 """The rotation on a CPU: by ``native/rotary.c`` if this kernel supports the tensors, otherwise by torch's loops.
 
-Both give the bits of the reference: every product is rounded before the sum is. They allocate no memory of the size of
-q except for the result, and none in place.
+Both give the bits of the reference, because every product is rounded before it is added. They allocate memory of the
+size of q only for the result, and not in place.
 
 The native kernel is one call for q and k, with one parallel region of torch's own threads. Small tensors do not start
 threads. C code computes exact angles from the tables of bytes. In float32 mode torch computes cosines and sines, for
-some tokens at a time, because no other function has their bits.
+some tokens at a time, because other functions give other bits.
 
 torch's loops iterate over blocks that fit into the cache. Two passes over a block multiply every element by its sine
-and by its cosine, and two passes over half of it each combine the products. Half precision is converted block by block.
+and by its cosine. Two more passes, each over half of the block, combine the products. Half precision is converted block
+by block.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NATIVE_ANGLES = 2**18
 ANGLES = 2**17
 """Angles to compute at a time for torch's loops: 1 MiB each of cosines and sines in float64."""
 BLOCK = 2**19
-"""Elements to rotate at a time: 2 MiB of float32. A fourth takes 1.4 times as long: threads start and stop."""
+"""Elements to rotate at a time: 2 MiB of float32. A quarter takes 1.4 times as long, because threads start and stop."""
 
 pack = struct.Struct("=16qd20q").pack
 """``Task`` in C."""

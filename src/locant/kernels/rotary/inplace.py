@@ -1,12 +1,12 @@
 """Check which tensors may be rotated in place, before anything is written.
 
-Two tensors in the same memory would be rotated twice, and so would a tensor whose elements share memory. So addresses
-are compared exactly: contiguous or interleaved heads of one projection have no element in common, even if their ranges
-of memory overlap. For one tensor the strides are checked: each stride must be greater than the range of all smaller
-strides, which holds unless somebody sets strides by hand.
+Two tensors in the same memory would be rotated twice. So would a tensor whose elements share memory. Addresses are
+compared exactly, because contiguous or interleaved heads of one projection have no element in common even if their
+ranges of memory overlap. For one tensor the strides are checked. Each stride must be greater than the range of all
+smaller strides. This holds unless somebody sets strides by hand.
 
-There are no addresses while code is compiled. Compiled code calls `are_the_same` when it runs. If it also computes a
-gradient, it rotates copies. If q and k share memory, this memory then contains k.
+While code is compiled, there are no addresses to compare. Compiled code calls `are_the_same` when it runs. If it also
+computes a gradient, it rotates copies. If q and k share memory, this memory then contains k.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from locant.kernels.transforms import in_forward_mode, is_functionalizing, is_tr
 
 
 def require_writable(q: Tensor, k: Tensor | None) -> bool:
-    """Raise unless both can be overwritten. Return whether they are the same elements, which are rotated once."""
+    """Raise unless `q` and `k` can be overwritten.
+
+    Return whether they have the same elements, which are rotated only once.
+    """
     _require_graph_allows(q)
     if k is not None and k is not q:
         _require_graph_allows(k)
@@ -32,7 +35,7 @@ def require_writable(q: Tensor, k: Tensor | None) -> bool:
 
 
 def are_the_same(q: Tensor, k: Tensor | None) -> bool:
-    """Return whether both are the same elements in the same order. Raise if elements share memory in another way."""
+    """Return whether `q` and `k` have the same elements in one order. Raise if they share memory in another way."""
     in_memory = _has_address(q)
     _require_no_repeats(q, in_memory)
     if k is None or k is q:
@@ -72,7 +75,7 @@ def _require_graph_allows(x: Tensor) -> None:
 
 
 def _has_address(x: Tensor) -> bool:
-    """Return ``False`` in a compiler and for subclasses, whose inner tensors are checked when they are rotated."""
+    """Return whether the address of `x` is known. Inner tensors of subclasses are checked when they are rotated."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta:
         return False
     return not is_transforming()
@@ -88,7 +91,7 @@ def _require_no_repeats(x: Tensor, in_memory: bool) -> None:
 
 @functools.lru_cache(maxsize=4_096)
 def _may_repeat(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether elements may share memory: a stride is not greater than the range of all smaller strides."""
+    """Return whether a stride is not greater than the range of all smaller strides. Then elements may share memory."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
         if stride <= reach:
@@ -98,7 +101,7 @@ def _may_repeat(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _are_same_elements(q: Tensor, k: Tensor) -> bool:
-    """Return whether both are the same elements. Raise if only some are the same, or in another order."""
+    """Return whether `q` and `k` have the same elements. Raise if they share only some, or in another order."""
     distance = k.data_ptr() - q.data_ptr()
     if distance >= _extent(q) or -distance >= _extent(k):
         return False

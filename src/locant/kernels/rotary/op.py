@@ -9,7 +9,7 @@ All kernels have these signatures::
 
     q            [batch, heads, seq, head_dim], any strides, any floating dtype
     k            [batch, kv_heads, seq, head_dim], the same dtype and device, any strides, or None.
-                 `rotate` raises for another batch, because kernels use the sizes of q for both
+                 `rotate` raises for another batch, because kernels use the sizes of q for q and k
     positions    int64 [batch or 1, seq], any strides; or [batch or 1, seq, axes] together with tables.axis_of_pair
     tables       `Tables`, see reference.py
     layout       "half": pair i is (i, i + rotary_dim / 2); "interleaved": (2i, 2i + 1)
@@ -19,14 +19,15 @@ All kernels have these signatures::
     inverse      rotate by the negative angle (sine negated, the attention factor unchanged): the backward
 
 Arithmetic: cos and sin are computed as `Tables` defines them and rounded to float32 (float64 for float64 inputs), then
-``a cos - b sin`` and ``b cos + a sin`` in float32, every product rounded, and rounded once more to the dtype of q.
-Any size may be 0. Then nothing is written.
+``a cos - b sin`` and ``b cos + a sin`` in float32, every product rounded, and the result rounded once more to the dtype
+of q. Any size may be 0. Then nothing is written.
 
-A compiler sees two custom operators. ``locant::rotate`` returns new tensors. Its derivative is itself with the negative
-angle, so that it can be differentiated any number of times, and a backward pass stores only the positions and the
-tables. ``locant::rotate_`` writes into q and k. Tools that record or count operators see both, too. Other uncompiled
-code calls the kernels through a function with the same derivatives, which also supports `torch.func`. Without gradients
-it calls the kernels directly: one token takes 16 microseconds, 52 with the function and 42 with the operator.
+A compiler sees two custom operators. ``locant::rotate`` returns new tensors. Its derivative is the same operator with
+the negative angle, so it can be differentiated any number of times. A backward pass stores only the positions and the
+tables. ``locant::rotate_`` writes into q and k. Tools that record or count operators also see these operators. Other
+uncompiled code calls the kernels through a function with the same derivatives, which also supports `torch.func`.
+Without gradients it calls the kernels directly. Then one token takes 16 microseconds, instead of 52 with the function
+or 42 with the operator.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from locant.kernels.rotary.reference import Layout, Tables
 
 
 class KernelChoice(NamedTuple):
-    """The kernel for some tensors, and the reason for it or against a faster one."""
+    """The kernel for some tensors, and the reason for it or against a faster kernel."""
 
     kernel: Literal["native", "cpu", "triton", "reference"]
     why: str
@@ -106,10 +107,11 @@ def rotate(
 
     Args:
         q, k: tensors with one dtype on one device. `k` may be ``None``.
-        positions: one position per token, or one per axis. `tables.axis_of_pair` is the axis of each pair.
+        positions: one position per token, or one per token and axis. `tables.axis_of_pair` is the axis of each pair.
         tables: the tables for cosines and sines.
         layout: the dimensions that form a pair.
-        inplace: write into `q` and `k`, and return them. If both are the same elements, these are rotated once.
+        inplace: write into `q` and `k`, and return them. If `q` and `k` have the same elements in memory, they are
+            rotated once.
         inverse: rotate by the negative angles.
 
     Raises:
@@ -140,8 +142,8 @@ def rotate(
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
     is_traced = torch.compiler.is_compiling() and (needs_grad or transforms.is_graph_transformed())
     if is_traced or is_transformed() or torch.compiler.is_exporting():
-        # Function transforms support torch's operators, and a compiler removes an unnecessary copy. Both are rotated
-        # before either is written, because they may share memory.
+        # Function transforms support torch's operators, and a compiler removes an unnecessary copy. q and k are
+        # both rotated before one of them is written, because they may share memory.
         rotated_q, rotated_k = _rotate_copies(q, k, *options)
         return q.copy_(rotated_q), None if k is None or rotated_k is None else k.copy_(rotated_k)
     if needs_grad:
@@ -234,11 +236,11 @@ def _run(
 
 
 def _rotate_copies(q: Tensor, k: Tensor | None, *options: Any) -> tuple[Tensor, Tensor | None]:
-    """Return rotated copies, through the operator in a compiler, and otherwise through a function for `torch.func`.
+    """Return rotated copies. A compiler gets the operator, and other code gets a function that supports `torch.func`.
 
-    Without gradients, as in generation, neither is necessary. The operator has only a backward. A compiler that
-    differentiates in another way gets operators of torch. Exported programs get them, too, because ONNX, ExecuTorch and
-    OpenVINO do not have our operators.
+    Code without gradients, as in generation, does not need the function. The operator supports only ``backward``, so a
+    compiler that differentiates in another way gets torch's operators. Exported programs also get torch's operators,
+    because ONNX, ExecuTorch and OpenVINO do not have our operators.
     """
     if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and transforms.is_differentiated(q)):
         return _rotate_with_torch(q, *options), None if k is None else _rotate_with_torch(k, *options)

@@ -1,11 +1,11 @@
 """The plain reference of the rotation. All faster kernels must agree with it.
 
-A pair (a, b) becomes (a cos - b sin, b cos + a sin): a positive angle rotates from the first towards the second. The
+A pair (a, b) becomes (a cos - b sin, b cos + a sin). A positive angle rotates from the first towards the second. The
 layout defines the pairs: ``"half"`` pairs i with i + rotary_dim / 2 (Llama, NeoX), ``"interleaved"`` pairs 2i with
-2i + 1 (the paper, GPT-J). Dimensions from `rotary_dim` on are not changed.
+2i + 1 (the paper, GPT-J). Dimensions after the first `rotary_dim` are not changed.
 
-Arithmetic is in float32 for every dtype of the input (float64 for float64). Every product is rounded before the sum is,
-and the result is rounded once to the dtype of the input, such as bfloat16 or float16.
+Arithmetic is in float32 for every dtype of the input (float64 for float64). Every product is rounded before it is
+added. The result is rounded once to the dtype of the input, such as bfloat16 or float16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tables(NamedTuple):
 
     table: Tensor
     """Exact mode: float64 ``[4, 256, pairs, 2]``, cosine and sine. For a device without float64: float32
-    ``[4, 256, pairs, 4]``, cosine and sine, then their rounding errors. Float32 mode: float32 ``[pairs]``, the
+    ``[4, 256, pairs, 4]``, cosine and sine, followed by their rounding errors. Float32 mode: float32 ``[pairs]``, the
     frequencies. The table is contiguous and on the device of q and k."""
     levels: int = 4
     """Exact mode: the number of bytes of a position that can differ from zero, 1 to 4. Kernels may skip the others."""
@@ -42,7 +42,8 @@ class Tables(NamedTuple):
     axis_of_pair: Tensor | None = None
     """int64 ``[pairs]``: the axis of the positions that rotates each pair. Only for positions with several axes."""
 
-    # Methods and not properties, because the compiler of torch 2.9 does not support properties of named tuples.
+    # These are methods and not properties, because the compiler of torch 2.9 does not support properties of named
+    # tuples.
 
     def pairs(self) -> int:
         return self.table.shape[-2] if self.exact() else self.table.shape[-1]
@@ -137,10 +138,10 @@ def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:
 # ---------------------------------------------------------------------- devices without float64
 
 TwoFloats = tuple[Tensor, Tensor]
-"""A number as two float32 numbers, with 48 bits instead of 53: the rounded number and the rounding error.
+"""A number as two float32 numbers, the rounded number and the rounding error. It has 48 bits instead of 53.
 
-The rounding error of a sum or a product of float32 numbers is itself a float32 number and can be computed: Dekker 1971,
-https://doi.org/10.1007/BF01397083. Every addition and multiplication must be rounded separately.
+The rounding error of a sum or a product of float32 numbers is itself a float32 number and can be computed (Dekker 1971,
+https://doi.org/10.1007/BF01397083). Every addition and multiplication must be rounded separately.
 """
 
 SPLITTER = 2.0**12 + 1

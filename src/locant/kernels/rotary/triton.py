@@ -4,13 +4,13 @@ No tensor of size sequence times head is stored for the angles. A program takes 
 computes each cosine and sine once from the rows of the byte tables (float64, see `Tables`), and rotates the heads of q
 and k with them, some heads at a time. The backward is the same compiled code with the sine negated.
 
-Convention: see `op`. A program reads every element before it writes it, and no two programs share an element, so the
-outputs may be the inputs. Fused multiply-adds are disabled: for every shape, products are rounded like in the
-reference. So a token alone gets the same bits as in a batch.
+`op` describes the arguments. A program reads every element before it writes it, and no two programs share an element,
+so the outputs may be the inputs. Fused multiply-adds are disabled, and products are rounded as in the reference for
+every shape. So a single token has the same bits as in a batch.
 
-Cost: each element of q and k is read and written once. In addition a token reads 32 bytes per pair from the tables (64
-beyond position 65 535), from the L2 cache or nearer, for any number of heads. The kernel is compiled for each dtype,
-layout, head and alignment of strides, once below position 65 536 and once above, but not for each length.
+Cost: each element of q and k is read and written once. In addition 32 bytes per token and pair are read from the tables
+(64 beyond position 65 535), for any number of heads. They come from the L2 cache or nearer. The kernel is compiled for
+each dtype, layout, head and alignment of strides, once below position 65 536 and once above, but not for each length.
 
 It needs Triton 3.4 or newer. It was run in Triton's interpreter and compiled for compute capabilities 8.0, 9.0 and
 10.0, but not yet run or timed on a device.
@@ -31,10 +31,10 @@ from locant.kernels.rotary.reference import Layout, Tables
 from locant.spelling import dtype_name
 
 TILE = 8_192
-"""Bytes that a program of four warps loads at once. Enough bytes hide the latency of a load."""
+"""Bytes that a program of four warps loads at once. This many bytes hide the latency of a load."""
 
 PROGRAMS = 1_024
-"""The number of programs that a large GPU needs. With fewer, several programs share the heads of a token."""
+"""The number of programs that a large GPU needs. With fewer programs, several of them share the heads of a token."""
 
 MAX_LAUNCHES = 1_024
 """The number of launches to keep before all are removed. Every length of a prompt has its own launch."""
@@ -47,7 +47,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
-    """Return the reason why this kernel does not support these tensors, or ``None``. What fits q also fits k."""
+    """Return the reason why this kernel does not support these tensors, or ``None``. For k, the answer is the same."""
     if q.dtype not in DTYPES:
         return f"the Triton kernel has no arithmetic for {dtype_name(q.dtype)}"
     if q.shape[0] * q.shape[2] > MAX_TOKENS:
@@ -139,7 +139,7 @@ def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout) ->
 
 
 def _blocks(pairs: int, rest: int, heads: int, element_size: int) -> dict[str, int]:
-    """Return tile sizes, all powers of two: heads x tokens x pairs with `TILE` bytes, unless one token has more."""
+    """Return tile sizes, all powers of two: heads x tokens x pairs with `TILE` bytes, unless one token needs more."""
     block_p = triton.next_power_of_2(pairs)
     block_r = min(triton.next_power_of_2(rest), max(2 * block_p, 128)) if rest else 1
     rows = max(1, TILE // element_size // max(2 * block_p, block_r))
