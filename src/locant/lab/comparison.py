@@ -85,7 +85,7 @@ def compare(
 
     Args:
         ids: the text, as token ids. It is required if ``text`` is one of the tasks.
-        vocab_size: the vocabulary size of its tokenizer.
+        vocab_size: the vocabulary size of the tokenizer.
         ray: the address of a Ray cluster to train on, or ``"local"`` for a new one with a process for each of torch's
             threads.
         finished: the records of an earlier call with these settings. They are not measured again.

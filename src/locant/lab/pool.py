@@ -30,7 +30,7 @@ class Pool:
     """A pool that runs several trainings at once, each with one thread. When its context ends, running trainings stop.
 
     Args:
-        most: the largest number of trainings at once.
+        most: the number of trainings, which limits the number of threads.
         ray: the address of a cluster, or ``"local"`` for one on this machine. Default: threads of this process.
     """
 

@@ -30,7 +30,7 @@ def joined(device: str = "auto") -> Generator[str]:
         device: the kind of device, such as ``cuda``. Each process gets a different device.
 
     Raises:
-        InputError: `device` has a number, because the processes cannot share one device.
+        InputError: `device` has a number. The processes cannot share one device.
     """
     if _num_launched() < 2:
         yield device

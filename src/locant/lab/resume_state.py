@@ -51,7 +51,7 @@ def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> N
 
 
 def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device as an argument if it has a number. Functions of mps, which is always one, take no argument."""
+    """Return the device as an argument if it has a number. Functions of mps, a single device, take no argument."""
     return () if device.index is None else (device,)
 
 

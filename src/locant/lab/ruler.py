@@ -138,7 +138,7 @@ def _with_example(example: Question, shown: Callable[[Sequence[str]], str], ques
 
 
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
-    """Return a question about coded words. The k-th is as frequent as 1 / k². The first are dots, not words."""
+    """Return a question about coded words. Their frequencies are proportional to 1 / k². The first is dots."""
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
     items = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]
