@@ -12,7 +12,7 @@ from locant.arguments import entries, flag, one_of, real, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
-"""The vocabulary of a tokenizer trained on the text: small, so that a small model learns fast in fast steps."""
+"""The vocabulary size of a tokenizer trained on the text. It is small, so that small models learn in fast steps."""
 
 MAX_STEPS = 300
 MAX_EPOCHS = 16
@@ -21,7 +21,7 @@ MAX_EPOCHS = 16
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
 TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
-"""The largest number of steps. A training ends earlier if the task is learned. Two layers do not learn to copy."""
+"""The settings for tasks. A training ends early if the task is learned. Two layers do not learn to copy."""
 
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
 """The lengths at which a model is measured on a task, as multiples of the trained length."""

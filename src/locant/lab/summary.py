@@ -127,7 +127,7 @@ class Row:
         return not spread.freedom or abs(cell.mean - other_cell.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
-        """Return mean losses in segments of `longer` tokens of windows of `length`, or ``None`` if any is missing."""
+        """Return mean losses of windows of `length` in segments of `longer` tokens, or ``None`` if one is missing."""
         losses = _means(self.by_window.get(length, ()))
         if losses is None:
             return None

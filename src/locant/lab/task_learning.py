@@ -79,7 +79,7 @@ class Learned(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows, padded with zeros at the end, and the next token for each token, or `IGNORED` if it does not count."""
+    """Rows padded with zeros at the end, and the next token for each token, or `IGNORED` if that does not count."""
 
     ids: Int[Tensor, "batch seq"]
     targets: Int[Tensor, "batch seq"]
@@ -115,7 +115,7 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 def accuracy(
     model: Any, candidate: Candidate, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """Return the accuracy of a `Decoder` in rows of `length` items, which have at most `longest` tokens."""
+    """Return the accuracy of a `Decoder` in rows of `length` items. Its longest rows have `longest` tokens."""
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):
