@@ -76,7 +76,7 @@ class Row:
         return loss.mean / base.mean if loss and base and base.mean > 0 else None
 
     def margin(self, length: int) -> float | None:
-        """Return half of the 95 % interval of the mean loss over the windows of a length, or ``None`` with too few."""
+        """Return half of the 95 % interval of the mean loss over windows of a length, or ``None`` for too few."""
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
@@ -163,7 +163,7 @@ class Summary:
 
     @property
     def base_length(self) -> int:
-        """The length that others are compared with: the training length, or else the shortest that was measured."""
+        """The length that others are compared with: the training length if measured, else the shortest length."""
         return self.train_length if self.train_length in self.lengths else self.lengths[0]
 
     def num_windows(self, length: int) -> int:

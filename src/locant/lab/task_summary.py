@@ -59,7 +59,7 @@ class Score:
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """For each seed that learned the task, the mean share over the lengths beyond the trained one."""
+        """For each seed that learned the task, the mean share of right rows beyond the trained length."""
         longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
         return tuple(map(statistics.fmean, zip(*longer, strict=True)))
 

@@ -187,7 +187,7 @@ class Recall(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(Task):
-    """Noise of `length` tokens with a mark and a key somewhere, which is the answer (Mohtashami & Jaggi 2023)."""
+    """Noise of `length` tokens with a mark and a key in it. The key is the answer (Mohtashami & Jaggi 2023)."""
 
     paper = "2305.16300"
     symbols: int = 16
@@ -255,7 +255,7 @@ class FlipFlop(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Brackets(Task):
-    """Brackets of several kinds, some of them still open. The answer closes these, from the last to the first."""
+    """Brackets of several kinds, some of them still open. The answer closes them, from the last to the first."""
 
     kinds: int = 4
 

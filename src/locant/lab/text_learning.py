@@ -110,11 +110,11 @@ class Counted(NamedTuple):
 
 
 def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
-    """Return the losses of counting. The targets are those of `losses_in_windows` at any length.
+    """Return the losses of counting. The targets are the same as in `losses_in_windows` at any length.
 
-    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them. Its size is
-    that of one new token for each different token that occurred. For unigrams it is shared equally, and for bigrams in
-    proportion to the unigram shares.
+    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them. With d
+    different tokens among n, it is d / (n + d). For unigrams it is shared equally, and for bigrams in proportion to the
+    unigram shares.
 
     >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
     >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
@@ -203,7 +203,7 @@ def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Op
 
 
 def schedule(step: int, num_steps: int) -> float:
-    """Return the factor of the learning rate: a linear rise over the first tenth, then a cosine down to a tenth."""
+    """Return the factor of the learning rate, which rises linearly in the first tenth and falls to 0.1 as a cosine."""
     warmup = max(1, int(num_steps * WARMUP_SHARE))
     if step < warmup:
         return (step + 1) / warmup

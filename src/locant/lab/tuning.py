@@ -287,7 +287,7 @@ def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: 
 
 
 def _state_length(config: Any, length: int) -> None:
-    """Raise the length that the configuration states, unless there is a scaling: some frequencies depend on it."""
+    """Raise the length that the configuration states, except with a scaling, because some frequencies depend on it."""
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # flat, or by type of layers
     scaled = any(each.get("rope_type", "default") != "default" for each in ropes)
@@ -416,7 +416,7 @@ class _Run:
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
-    """Return the mean loss over all tokens of each window, over their first half, and so on down to `SHORTEST`."""
+    """Return the mean loss over whole windows, over their first halves, and so on, down to `SHORTEST` tokens."""
     length = len(losses.by_position)
     halves = [length >> times for times in range(length.bit_length())]
     lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
