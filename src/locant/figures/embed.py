@@ -25,7 +25,7 @@ TOKENS, ADDED = "position (tokens)", "added to the embedding"
 
 
 def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw every dimension of every position, a few dimensions as curves, and the product of each two positions."""
+    """Draw every dimension of every position, a few dimensions as curves, and the product of every two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
     theme.set_title(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
@@ -53,7 +53,7 @@ def _sine_column(encoding: Any, pair: int) -> int:
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """Draw the vector that is added at every position, and the similarity of each two positions."""
+    """Draw the vector that is added at every position, and the similarity of every two positions."""
     width = getattr(encoding, "d_model", SIZES["d_model"])
     length = min(length, getattr(encoding, "max_seq_len", length))
     with torch.no_grad():

@@ -124,7 +124,7 @@ def draw(
 
 
 def default_length(encoding: PositionEncoding) -> int:
-    """Return enough positions to see the pattern: for T5, more than the distance from which all share one bucket."""
+    """Return enough positions to see the pattern. For T5, they include distances that share the last bucket."""
     length = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
     return max(2, min(length, MAX_LENGTH))
 

@@ -1,8 +1,7 @@
 """Compute how an encoding changes attention scores. Pictures in matplotlib and in the browser show these numbers.
 
-Contents are random vectors of the same length, without the projections of a model. A score is ``q . k /
-sqrt(head_dim)`` after `embed` and `rotate`, plus the result of `bias`. So the scores of all encodings have the same
-scale.
+Contents are random vectors of the same length, without the projections of a model. After `embed` and `rotate`, a score
+is ``q.k / sqrt(head_dim)`` plus the result of `bias`. So the scores of all encodings have the same scale.
 """
 
 from __future__ import annotations

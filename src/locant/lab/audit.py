@@ -77,7 +77,7 @@ TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "none": lambda bias, heads: bias * 0,
 }
 BIASED = {"bloom": "alibi", "mpt": "position_bias"}
-"""Models that pass ALiBi to their attention, and its argument. The shape is ``heads|batch * heads, 1, key``."""
+"""Models that pass ALiBi to their attention, and the argument's name. Its shape is ``heads|batch * heads, 1, key``."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
 LEAST = 0.0005
@@ -97,8 +97,8 @@ class Hypothesis:
     """A hypothesis about the positions of some weights. ``None`` means the value of the configuration.
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
-    scaling is written as ``"yarn:4"``, up to the length that the model states, or as ``"none"``. The names of slopes
-    are the keys of `TURNED`.
+    scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to this length. ``"none"``
+    removes the scaling. The names of slopes are the keys of `TURNED`.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
@@ -390,7 +390,7 @@ class _Search:
         }
 
     def _around(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
-        """Return the readings that differ from `origin` in one thing, but skip those with equal positions."""
+        """Return the readings that differ from `origin` in one thing. Skip readings that compute the same positions."""
         new = list[Hypothesis]()
         for reading in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:

@@ -108,7 +108,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP. Each reads the normalised residual stream and adds its output to it."""
+    """Causal attention and an MLP. Each of the two reads the normalised residual stream and adds to it."""
 
     def __init__(self, d_model: int, num_heads: int, num_layers: int, attended: int, keys_are_values: bool) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Search LongRoPE's factors for a model on a text (Ding et al. 2024, arXiv 2402.13753).
 
 This is an evolutionary search without any training. It starts with the factors of YaRN's ramp, NTK and linear
-interpolation. The score of some factors is the model's loss with them in windows of the new length. In every generation
-the best factors are mutated and crossed. Every measurement is recorded, and a second call reuses the records. So a call
-continues a search that was stopped, or adds generations to a finished search.
+interpolation. Factors are scored by the loss of the model with these factors in windows of the new length. In every
+generation the best factors are mutated and crossed. Every measurement is recorded, and a second call reuses the
+records. So a call continues a search that was stopped, or adds generations to a finished search.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
 
 
 def _first_generation(extension: Extension) -> list[Factors]:
-    """Return the first generation, which is YaRN's ramp, NTK's powers of the factor, and linear interpolation."""
+    """Return the factors of the first generation, from YaRN's ramp, NTK's powers of the factor, and interpolation."""
     start: Any = extension.rotary[1].scaling
     ramp, factor = start.long_factor, extension.to / extension.trained
     last = max(1, len(ramp) - 1)

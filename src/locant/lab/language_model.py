@@ -148,9 +148,9 @@ def load_model(
 
 
 def without_weights(config: Mapping[str, Any]) -> Any:
-    """Build the language model that a configuration describes. Its parameters have shapes but no numbers.
+    """Build the language model that a configuration describes. Its parameters have shapes but no values.
 
-    Its rotary module is complete, so `locant.swap` can find it, measure it and describe what a swap would do.
+    Its rotary module is complete, so `locant.swap` can find it, measure it and describe the effect of a swap.
 
     Raises:
         InputError: the configuration has custom code, or `transformers` does not build a language model from it.

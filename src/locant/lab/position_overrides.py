@@ -93,7 +93,7 @@ class PositionOverride:
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Return whether this is only for reading: a training cannot adapt to it, and a folder cannot contain it."""
+        """Return whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
         return self.name in ("exact", *BY_CLASS)
 
     def stretched(self, trained: int) -> int:

@@ -79,7 +79,7 @@ class Outcome:
     """The factor of the learning rates."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, ready for JSON: lengths become strings."""
+        """Return the fields, ready for JSON, with lengths as strings."""
         return {
             name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
             for name, value in vars(self).items()
@@ -208,7 +208,7 @@ def _require_agreement(record: AnyRecord) -> None:
 
 
 def finite(loss: float) -> float | None:
-    """Return a loss as JSON can hold it: ``None`` if it is not finite."""
+    """Return a loss, or ``None`` if it is not finite, because JSON has no such numbers."""
     return loss if math.isfinite(loss) else None
 
 
@@ -222,7 +222,7 @@ class Results:
     records: tuple[AnyRecord | Failure, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON: lengths become strings, and `text` becomes one of the settings."""
+        """Return plain values, ready for JSON. Lengths become strings, and `text` becomes one of the settings."""
         files = {name: digest for name in self.settings.encodings if (digest := Candidate.of(name).source)}
         return {
             "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,

@@ -52,7 +52,7 @@ class Row:
     by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
     """The losses of the same targets by context length. See `locant.lab.text_learning.in_context`."""
     far: Cell | None = None
-    """The loss with the longest context minus the loss with the shortest, over seeds. Below 0, far tokens are used."""
+    """The loss with the longest context minus the loss with the shortest context. Below 0, far tokens are used."""
 
     def in_context(self, length: int) -> float | None:
         """Return the mean loss of targets that have `length` tokens before them."""
@@ -116,7 +116,7 @@ class Row:
         cell, other_cell = self.by_length.get(length), other.by_length.get(other_length)
         if losses is None or other_losses is None or not cell or not other_cell:
             return False
-        both = min(len(losses), len(other_losses))  # the last segment may not contain a window of the other length
+        both = min(len(losses), len(other_losses))  # the other length may have no window in the last segment
         differences = losses[:both] - other_losses[:both]
         pair = (cell.deviation, self.num_seeds), (other_cell.deviation, other.num_seeds)
         spread = Spread.of(

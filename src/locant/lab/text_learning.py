@@ -42,7 +42,7 @@ OnStep = Callable[[int, float], None]
 def build(
     candidate: Candidate, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
 ) -> Decoder:
-    """Build an untrained model. The encoding is drawn after the weights, so the shared weights of all models are equal.
+    """Build an untrained model. The encoding's weights are drawn last, so the shared weights of all models are equal.
 
     Args:
         longest: tokens in the longest row that the model will read, for a table of positions.

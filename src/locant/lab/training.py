@@ -58,7 +58,7 @@ class Text(NamedTuple):
                 "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
     def for_choice(self) -> Text:
-        """Return only the training part, split again. Its end, as long as the held-out part, is held out."""
+        """Return only the training part, and hold out its end. This end is as long as the held-out part."""
         return self._replace(
             training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
         )

@@ -83,7 +83,7 @@ def fits(rows: Table) -> bool:
 
 
 def named_rows(named: NamedRows) -> Table:
-    """Return a table of names and values. Each of several values has its own row, and the first row has the name."""
+    """Return a table of names and values. If a name has several values, only the first row contains the name."""
     rows = table(box=None, show_header=False)
     rows.add_column(no_wrap=True, style=QUIET)
     rows.add_column(overflow="fold")

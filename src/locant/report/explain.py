@@ -241,7 +241,7 @@ def print_extension(extension: Extension, source: str) -> None:
 
 
 def _short(value: Any) -> str:
-    """Format a value as in the file, but a long list as its length."""
+    """Format a value as in the file, or a long list as its length."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
