@@ -180,7 +180,7 @@ def evaluate_model(
         encodings = {way: _build(way, model, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     count = num_windows(model.vocab_size, corpus, longest, settings.windows, argument="lengths")
-    for way, encoding in encodings.items():  # a failure is reported now: the encodings before it may take hours
+    for way, encoding in encodings.items():  # report failures now, because earlier encodings may take hours
         with _read_with(model, way, encoding):
             _try_once(model, way, corpus, asks=bool(settings.keys or settings.tasks))
     questions = _questions(settings, corpus.tokenizer)

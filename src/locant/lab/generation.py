@@ -1,6 +1,6 @@
 """Generate text with a model in a folder: a decoder of the lab, or a language model of `transformers`.
 
-Decoders of the lab are saved and loaded here.
+This module also saves and loads decoders of the lab.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def continue_text(
         device: for example ``cuda:1``. ``auto`` means CUDA if torch finds it, and the CPU otherwise.
 
     Returns:
-        The prompt, its continuation, and the ids of both.
+        The prompt, its continuation, and their ids.
     """
     path, place, chosen = Path(folder), device_of(device), PositionOverride.of(way)
     is_ours = is_lab_decoder(read_json(path / CONFIG))

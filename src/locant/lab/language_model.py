@@ -1,4 +1,4 @@
-"""Language models of `transformers` in local folders, as `locant evaluate` and `locant tune` read them.
+"""Load language models of `transformers` from local folders, for `locant evaluate` and `locant tune`.
 
 Every fault of a folder becomes one error that names the fault. Faults are custom code, pickles, missing shards, shapes
 that contradict the configuration, missing weights, and weights that the model class does not have.

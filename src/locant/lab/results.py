@@ -91,7 +91,7 @@ class Failure(Outcome):
     """A training that ended with an error."""
 
     failed: str
-    """The reason."""
+    """The reason why the training failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ class Counted(NamedTuple):
     unigram: float
     """The loss from the frequency of each token, without any context."""
     bigram: float
-    """The loss from how often each token follows the one before it."""
+    """The loss from the frequency of each token after the token before it."""
 
 
 def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:

@@ -44,7 +44,7 @@ class Training(NamedTuple):
 
 
 class Text(NamedTuple):
-    """The token ids for training, and the held-out ones."""
+    """The token ids for training, and the held-out token ids."""
 
     training: Int[np.ndarray, " tokens"]
     held_out: Int[np.ndarray, " more"]
@@ -85,7 +85,7 @@ def train(
 
     Args:
         text: the whole training text, or its ids together with their tokenizer.
-        encoding: the name of an encoding. A learned one has a position for each token of a training window.
+        encoding: the name of an encoding. A learned encoding has a position for each token of a training window.
         tokenizer: the tokenizer. Default: byte-pair encoding with `vocab_size` entries, trained on the text.
         settings: arguments of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
             ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
