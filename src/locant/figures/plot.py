@@ -72,7 +72,7 @@ def plot(
         layer_type: the type of layer, for a configuration with several types.
         seed: the seed of the random tables of an encoding that is given by name.
         causal: whether to hide the bias of later keys. Default: yes, unless the encoding is bidirectional.
-        options: the options of an encoding that is given by name. The default sizes are those of a small model.
+        options: the options of an encoding that is given by name. The default is the sizes of a small model.
             ``scaling`` may also be a name and a factor, such as ``"yarn:8"``, with the trained length as ``trained``.
             Then the wavelengths before and after are drawn.
 

@@ -162,7 +162,7 @@ def evaluate_model(
     force: bool = False,
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure a model with each encoding. Return the contents of `results.json`, which is rewritten after each one.
+    """Measure a model with each encoding, and rewrite `results.json` after each. Return the contents of this file.
 
     Encodings that an earlier call finished are not measured again if its model, text, settings and package version are
     the same.

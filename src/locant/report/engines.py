@@ -32,7 +32,7 @@ def _rows(model: GgufModel, comparison: GgufComparison | None, source: str) -> N
 
 
 def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
-    """Return the facts that `print_gguf` prints as plain values, for JSON."""
+    """Return the facts of `print_gguf` as plain values, for JSON."""
     facts = {
         "file": source, "architecture": model.architecture, "n_ctx": model.n_ctx, "encoding": str(model.encoding),
         "notes": model.notes,

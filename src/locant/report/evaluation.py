@@ -195,7 +195,7 @@ def print_tuning(record: Mapping[str, Any], output: Path) -> None:
 
 
 def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
-    """Return the facts that `print_tuning` prints in sentences, without the folder."""
+    """Return the facts of a tuning run in sentences, without the folder."""
     settings = record["settings"]
     how = f"with {settings['way']}, {TRAINED[settings['train']]}, on {settings['text']['source']}"
     return [

@@ -11,7 +11,10 @@ from locant.spelling import spell
 
 LEVEL = 0.02
 CLEAR = 0.06
-"""Limits of the relative change of the loss beyond the training length. Above `CLEAR`, the loss is much worse."""
+"""Limits of the relative change of the loss beyond the training length.
+
+Up to `LEVEL`, the loss is level. Above `CLEAR`, it is much worse.
+"""
 
 LITTLE = 0.1
 """A share of the unigram loss. A model that is not this far below it has learned little but token frequencies."""
