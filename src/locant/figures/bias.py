@@ -1,4 +1,4 @@
-"""Pictures of the bias on attention scores, by distance and as maps of query and key."""
+"""Draw the bias on attention scores, by distance and as maps of query and key."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ NUM_MAPS = 4
 NUM_CURVES = 8
 WIDTHS = (1, 1.18)
 STEEP = 10.0
-"""The scale of maps with values below minus this number is logarithmic. Otherwise small biases would not be visible."""
+"""Maps with values below minus this number have a logarithmic scale. On a linear scale, small biases would not be
+visible.
+"""
 
 
 def draw_bias(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme, causal: bool | None = None) -> None:
-    """Draw the bias of the last query's keys by distance, and maps of query and key, all on one scale.
+    """Draw the bias of the last query's keys by distance, and maps of query and key on one scale.
 
-    A bias that depends on the tokens is drawn for random tokens. Tables that begin as zeros are drawn with random
+    A bias that depends on the tokens is drawn for random tokens. Tables that begin as zeros are filled with random
     numbers. The title states this.
     """
     title = f"{type(encoding).__name__}: bias on the scores"
@@ -52,7 +54,7 @@ def draw_bias(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
 
 
 def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw the bias of one query as maps of the grid, for some heads: for a query in the middle and in a corner."""
+    """Draw the bias of a query in the middle and of a query in a corner as maps of the grid, for some heads."""
     height, width = encoding.height, encoding.width
     title = f"{type(encoding).__name__}: bias on the scores of one query on a grid of {height} x {width}"
     positions = Positions.grid(height, width)
@@ -73,7 +75,7 @@ def draw_offsets(part: Figure | SubFigure, encoding: Any, length: int, theme: Th
 
 
 def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """Draw the causal mask, which alone shows the order of tokens if an encoding does nothing."""
+    """Draw the causal mask. If an encoding has no effect, only this mask shows the order of tokens."""
     name = "NoPE" if type(encoding) is PositionEncoding else type(encoding).__name__
     theme.set_title(part, f"{name} does not embed, rotate or bias")
     axes = part.subplots()
@@ -83,12 +85,12 @@ def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: i
 
 
 def has_buckets(encoding: PositionEncoding) -> bool:
-    """Return whether distances share entries of a table in growing buckets, as in T5."""
+    """Return whether distances share entries of a table in buckets that grow with the distance, as in T5."""
     return hasattr(encoding, "buckets") and hasattr(encoding, "bidirectional")
 
 
 def _scale_as_buckets(axes: Axes, encoding: Any, length: int, theme: Theme) -> None:
-    """Scale the distance axis so that all buckets have about the same width: linear, then logarithmic."""
+    """Make the distance axis linear, then logarithmic, so that all buckets have about the same width."""
     one_sided = encoding.num_buckets // 2 if encoding.bidirectional else encoding.num_buckets
     exact = one_sided // 2
     if length > exact > 1:

@@ -1,8 +1,9 @@
-"""The common parts of all pictures: themes, a palette, heat maps, legends, and files that are written atomically.
+"""Draw the common parts of all pictures: themes, a palette, heat maps and legends. Files are written atomically.
 
-Colours are safe for colour-blind readers, and colour is never the only difference: curves also differ in dash and
-marker. Values of one sign use cividis, signed values a diverging map centred on 0, and angles a cyclic map. This file
-uses only matplotlib's object interface, never pyplot, so that there is no display and no global list of figures.
+Colours are safe for colour-blind readers, and colour is never the only difference, because curves also differ in dash
+and marker. Values of one sign use cividis, signed values use a diverging map centred on 0, and angles use a cyclic map.
+This file uses only matplotlib's object interface, never pyplot, so it does not need a display or a global list of
+figures.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MAX_NUMBERED_SIZE = 8
-"""The largest number of rows and columns of a table whose numbers are written into its cells."""
+"""The largest number of rows or columns of a table for which numbers are written into the cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """The colours of background, text and curves, and functions that draw with them."""
+    """The colours of background, text and curves, with functions that use them."""
 
     paper: str
     ink: str
@@ -53,7 +54,7 @@ class Theme:
     curves: tuple[str, ...]
 
     def blank(self, width: float, height: float) -> Figure:
-        """Return an empty figure, which a notebook shows without pyplot and magic commands. Sizes are in inches."""
+        """Return an empty figure with sizes in inches. A notebook shows it without pyplot or magic commands."""
         require_matplotlib()
         from matplotlib.figure import Figure
 
@@ -63,7 +64,7 @@ class Theme:
         return figure
 
     def set_title(self, part: Figure | SubFigure, title: str) -> None:
-        """Set the title of a whole picture, over its whole width."""
+        """Set the title of a whole picture."""
         part.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=self.ink)
 
     def style_axes(self, axes: Axes, *, title: str, x: str, y: str, grid: bool = False) -> None:
@@ -81,7 +82,7 @@ class Theme:
             axes.set_axisbelow(True)
 
     def legend(self, axes: Axes, *, title: str | None = None, **place: Any) -> None:
-        """Draw a legend to the right of the axes, where it does not hide anything, or at `place`."""
+        """Draw a legend at `place`, or to the right of the axes, where it does not hide anything."""
         place = place or {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
         style = {"frameon": False, "fontsize": 9, "labelcolor": self.ink, "handlelength": 3.2, "alignment": "left"}
         legend = axes.legend(title=title, **style, **place)
@@ -91,10 +92,10 @@ class Theme:
         self, axes: Axes, values: np.ndarray, colors: str, low: float, high: float, title: str = "", x: str = "",
         y: str = "", bar: str = "", *, logarithmic: bool = False, **place: Any,
     ) -> AxesImage:  # fmt: skip
-        """Draw a map whose pixels are centred on integers, with row 0 at the top. Small maps also show their numbers.
+        """Draw a map with pixels centred on integers, and with row 0 at the top. Small maps also show their numbers.
 
-        `bar` is the label of the colour bar, next to the map or at `place`. A logarithmic scale is linear between -1
-        and 1.
+        `bar` is the label of the colour bar, which is next to the map or at `place`. A logarithmic scale is linear
+        between -1 and 1.
         """
         from matplotlib.colors import Normalize, SymLogNorm
 
@@ -121,7 +122,7 @@ class Theme:
         return bar
 
     def stroke(self, number: int) -> tuple[str, Any, str]:
-        """Return colour, dash and marker of a curve, so that curves never differ in colour alone."""
+        """Return the colour, dash and marker of a curve. Curves never differ in colour alone."""
         index = number % len(self.curves)
         return self.curves[index], DASHES[index], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
 
@@ -142,7 +143,7 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 
 def require_matplotlib() -> None:
-    """Raise unless matplotlib is installed. An extra installs it."""
+    """Raise unless matplotlib is installed. An extra of this package installs it."""
     require("matplotlib", "drawing a picture")
 
 
@@ -157,7 +158,7 @@ def require_figure(path: Path | None) -> None:
 
 
 def range_of(low: float, high: float) -> tuple[str, float, float]:
-    """Return the colour map for values from `low` to `high`, and its limits. With both signs, 0 is in the middle."""
+    """Return the colour map for values from `low` to `high`, and its limits. With two signs, 0 is in the middle."""
     return (SIGNED, -max(-low, high), max(-low, high)) if low < 0 < high else (ONE_SIGN, low, high)
 
 
@@ -173,7 +174,7 @@ def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
     for row, column in np.argwhere(~np.ma.getmaskarray(values)).tolist():
         value = float(values[row, column])
         luminance = (image.to_rgba(np.array([[value]]))[0, 0, :3] ** 2.2) @ (0.2126, 0.7152, 0.0722)  # as in WCAG
-        ink = "black" if luminance > 0.18 else "white"  # at 0.18 both have the same contrast
+        ink = "black" if luminance > 0.18 else "white"  # at 0.18 black and white have the same contrast
         text = f"{value:.1g}" if value and not round(value, 2) else f"{value + 0.0:.2f}"
         axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 3.7))
 
@@ -194,9 +195,10 @@ def svg(figure: Figure) -> bytes:
 
 
 def _render(figure: Figure, kind: str, *, dpi: int = DOTS_PER_INCH, **options: Any) -> bytes:
-    """Return the file of a picture without dates and random ids, so that equal pictures give equal files.
+    """Return the file of a picture without dates and random ids, so that equal pictures have equal files.
 
-    Clip paths of SVG are numbered, because matplotlib names them by the last digits of the layout, which are random.
+    Clip paths of SVG are numbered, because matplotlib derives their names from the last digits of the layout, which are
+    random.
     """
     from matplotlib import rc_context
 

@@ -1,4 +1,4 @@
-"""Pictures of vectors: position vectors that are added to embeddings, their similarities, and vectors of words."""
+"""Draw position vectors that are added to embeddings, their similarities, and vectors of words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS, ADDED = "position (tokens)", "added to the embedding"
 
 
 def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw every dimension of every position, a few dimensions as curves, and the product of any two positions."""
+    """Draw every dimension of every position, a few dimensions as curves, and the product of every two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
     theme.set_title(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
@@ -53,7 +53,7 @@ def _sine_column(encoding: Any, pair: int) -> int:
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """Draw the vector that is added at every position, and the similarity of any two positions."""
+    """Draw the vector that is added at every position, and the similarity of every two positions."""
     width = getattr(encoding, "d_model", SIZES["d_model"])
     length = min(length, getattr(encoding, "max_seq_len", length))
     with torch.no_grad():
@@ -72,7 +72,7 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
 
 
 def draw_grid(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw the similarity of some cells to all cells, in the table and in a table that is twice as large."""
+    """Draw the similarity of some cells to all cells, in the table and in a table of twice the size."""
     if encoding.height == 1:
         return draw_table(part, encoding, min(length, encoding.width), theme)
     for side, scale in zip(part.subfigures(1, 2, squeeze=False)[0], (1, 2), strict=True):
@@ -122,7 +122,7 @@ def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:
 
 
 def draw_similarity(words: Sequence[str], similarity: Float[Tensor, "words words"], theme: Theme = LIGHT) -> Figure:
-    """Draw a heat map of the cosine of any two words, in the order of the list."""
+    """Draw a heat map of the cosines of all pairs of words, in the order of the list."""
     side = max(3.2, 0.32 * len(words) + 1.4)
     figure = theme.blank(side + 1.0, side)
     axes = figure.subplots()
@@ -144,7 +144,7 @@ def draw_flat_map(words: Sequence[str], places: Float[Tensor, "words 2"], theme:
         offset, side = ((-4, 3), "right") if x > middle else ((4, 3), "left")
         axes.annotate(word, (x, y), xytext=offset, textcoords="offset points", ha=side, fontsize=9, color=theme.ink)
     axes.margins(0.12)
-    axes.set_aspect("equal", adjustable="datalim")  # both directions have one scale
+    axes.set_aspect("equal", adjustable="datalim")  # the two directions have one scale
     theme.style_axes(axes, title="Words in two dimensions: similar words are near", x="", y="", grid=True)
     axes.tick_params(length=0, labelbottom=False, labelleft=False)
     return figure

@@ -1,4 +1,4 @@
-"""`locant.plot`: pictures of encodings, configurations, and the results of `probe`, `explain` and `extend`."""
+"""`locant.plot` draws encodings, configurations, and the results of `probe`, `explain` and `extend`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Drawing = Callable[..., None]
 _SEEDING = threading.Lock()
 TABLES = 1 << 16
-"""An offset of the seed of an encoding's tables, so that they differ from random contents with the same seed."""
+"""An offset of the seed for an encoding's tables, so that they differ from random contents with the same seed."""
 
 DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
     ("embed", "vectors", embed.draw_sinusoidal, 7.6),
@@ -45,8 +45,10 @@ DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
     ("bias", "height", bias.draw_offsets, 6.4),
     ("bias", "", bias.draw_bias, 5.6),
 )
-"""A method of encodings, an attribute, the function that draws the method, and the height of the picture in inches.
-The first row with an attribute of the encoding draws a method of this package. Rows without an attribute draw all."""
+"""A method of encodings, an attribute, the function that draws the method, and the height of the picture in inches. For
+a method of this package, the first row whose attribute the encoding has is used. Rows without an attribute draw any
+encoding.
+"""
 
 
 def plot(
@@ -62,20 +64,20 @@ def plot(
     """Draw an encoding, and return a `matplotlib.figure.Figure`.
 
     Args:
-        what: an encoding of this package or any other, a name from `locant list`, a `transformers` configuration, or
-            the dictionary of a ``config.json``. Trained tables are drawn as they are. For a report of `locant.probe`,
-            the measurements are drawn.
+        what: an encoding, a name from `locant list`, a `transformers` configuration, or the dictionary of a
+            ``config.json``. Trained tables are drawn unchanged. For a report of `locant.probe`, the measurements are
+            drawn.
         length: the number of positions to draw, 2 to 4 096. Default: enough to see the pattern.
         theme: a light or a dark background.
-        layer_type: the type of layer in a configuration whose layers differ.
+        layer_type: the type of layer, for a configuration with several types.
         seed: the seed of the random tables of an encoding that is given by name.
         causal: whether to hide the bias of later keys. Default: yes, unless the encoding is bidirectional.
-        options: the options of an encoding that is given by name. The default sizes are those of a small model.
+        options: the options of an encoding that is given by name. The default is the sizes of a small model.
             ``scaling`` may also be a name and a factor, such as ``"yarn:8"``, with the trained length as ``trained``.
             Then the wavelengths before and after are drawn.
 
     Raises:
-        RangeError: a name is unknown, or the encoding does not have an option.
+        RangeError: a name is unknown, or the encoding does not have one of the options.
         InputError: a configuration cannot be read, or matplotlib is not installed.
 
     >>> figure = plot("alibi", num_heads=2, length=16)
@@ -103,8 +105,8 @@ def draw(
 ) -> Figure:  # fmt: skip
     """Draw the effect of each method of this encoding, one below the other.
 
-    `trained` is the trained length, for scalings without one. With `untrained`, the titles of encodings with parameters
-    state that they are untrained.
+    `trained` is the trained length for scalings that do not contain it. With `untrained`, the titles of encodings with
+    parameters state that they are untrained.
     """
     default = default_length(encoding)
     length = default if length is None else whole("length", length, 2, MAX_LENGTH, remedy=Remedy(length=default))
@@ -122,7 +124,7 @@ def draw(
 
 
 def default_length(encoding: PositionEncoding) -> int:
-    """Return enough positions to see the pattern: for T5, more than the distance from which all share one bucket."""
+    """Return enough positions to see the pattern. For T5, they include distances that share the last bucket."""
     length = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
     return max(2, min(length, MAX_LENGTH))
 
@@ -160,7 +162,7 @@ def encoding_to_draw(
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed `torch.nn`'s random numbers inside the block, even if other threads use this function, too.
+    """Seed the random numbers of `torch.nn` in the block, even if other threads use this function, too.
 
     `torch.nn` uses the generator of the process, whose state is restored afterwards.
     """
@@ -184,7 +186,7 @@ def _drawings(encoding: PositionEncoding, trained: int | None, causal: bool | No
 
 
 def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: str) -> Figure:
-    """Draw the wavelengths of a rotary model, one row per type of layer. Draw other encodings like `locant.plot`."""
+    """Draw the wavelengths of a rotary model, one row per type of layer. Draw other encodings as `locant.plot` does."""
     rotary = [(layers.name, layers.rotary) for layers in explanation.layers if layers.rotary is not None]
     if not rotary:
         encoding = encoding_from_config(with_defaults(config), layer_type=explanation.layers[0].name)

@@ -1,4 +1,4 @@
-"""Pictures of rotations of queries and keys: angles, products by distance, scalings, and measurements of `probe`."""
+"""Draw rotations of queries and keys: angles, products by distance, scalings, and measurements of `probe`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 LEAST = 1e-9
-"""The value that is drawn for an error of zero, on a logarithmic scale."""
+"""The value that is drawn on a logarithmic scale for an error of zero."""
 Lengths = list[float | None]
 NUM_CURVES = 5
 
@@ -46,7 +46,7 @@ def draw_rotary(part: Figure | SubFigure, encoding: Any, length: int, theme: The
 
 
 def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw the product of each pair at every distance, which oscillates and fades."""
+    """Draw the product of each pair by distance. The products oscillate and fade."""
     frequency = np.array([float(each) for each in encoding.angles.frequencies])[:, None]
     fading = encoding.fading.on(torch.device("cpu")).numpy()[:, None]
     distance = np.arange(length)
@@ -60,7 +60,7 @@ def draw_xpos(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme
 
 
 def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """Draw a query of ones, rotated to every position, and its product with a key of ones at every distance."""
+    """Draw a query of ones after its rotation to every position, and its product with a key of ones by distance."""
     width = getattr(encoding, "head_dim", SIZES["head_dim"])
     ones = torch.ones(1, num_heads_of(encoding), length, width)  # if heads differ, the first is drawn
     with torch.no_grad():
@@ -85,14 +85,14 @@ def _positions_with_features(encoding: PositionEncoding, length: int) -> Positio
 
 
 def rotates(encoding: PositionEncoding) -> bool:
-    """Return whether `rotate` changes queries or keys. Inkling's does not without a temperature."""
+    """Return whether `rotate` changes queries or keys. Inkling's `rotate` does not, unless it has a temperature."""
     q, k = torch.ones(2, 1, num_heads_of(encoding), 1, getattr(encoding, "head_dim", SIZES["head_dim"]))
     rotated = encoding.rotate(q, k, _positions_with_features(encoding, 1))
     return rotated[0] is not q or rotated[1] is not k
 
 
 def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw the product of a query of ones with a key of ones, for every pair of tokens and for the last query."""
+    """Draw the product of a query of ones and a key of ones, for every pair of tokens and for the last query."""
     ones = torch.ones(1, 1, length, encoding.head_dim)
     with torch.no_grad():
         product = products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0].numpy()
@@ -106,7 +106,7 @@ def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: T
 
 
 def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: Theme, x: str, y: str) -> None:
-    """Draw a few pairs as curves, and the mean of all pairs: the product of two vectors of ones."""
+    """Draw a few pairs as curves, and the mean of all pairs, which is the product of two vectors of ones."""
     count = len(by_pair)
     for number, pair in enumerate(sorted({step * (count // 2) // (NUM_CURVES - 1) for step in range(NUM_CURVES)})):
         label = f"{pair}: {wavelength_text(float(encoding.angles.frequencies[pair]))}"
@@ -119,7 +119,7 @@ def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Any, theme: The
 
 
 def _rows_with_sides(part: Figure | SubFigure, heights: tuple[float, ...]) -> tuple[Sequence[Axes], Sequence[Axes]]:
-    """Return rows of axes that share the axis of positions, and an axes for each row's colour bar or the legend."""
+    """Return rows of axes with a shared axis of positions, and for each row the axes of its colour bar or legend."""
     grid = part.subplots(len(heights), 2, sharex="col", height_ratios=heights, width_ratios=(1, 0.24))
     for side in grid[:, 1]:
         side.axis("off")
@@ -135,7 +135,7 @@ def wavelength_text(frequency: float) -> str:
 
 
 class Wavelengths(NamedTuple):
-    """Wavelengths of all pairs in positions, ``None`` for a pair that is not rotated. `marks` are lengths by name."""
+    """The wavelength of each pair in positions, or ``None`` if it is not rotated. `marks` are lengths by name."""
 
     title: str
     before: Lengths
@@ -144,7 +144,7 @@ class Wavelengths(NamedTuple):
 
 
 def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
-    """Draw, for each row, the wavelengths before and after, with these names as labels, and their ratio."""
+    """Draw the wavelengths before and after for each row, with these names as labels, and their ratio."""
     figure = LIGHT.blank(10.5, 0.6 + 3.6 * len(rows))
     for row, axes in zip(rows, figure.subplots(len(rows), 2, squeeze=False, width_ratios=(3, 2)), strict=True):
         _draw_row(row, axes, names, LIGHT)

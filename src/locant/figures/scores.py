@@ -1,7 +1,7 @@
-"""Compute how an encoding changes attention scores. Pictures of matplotlib and of the browser draw these numbers.
+"""Compute how an encoding changes attention scores. Pictures in matplotlib and in the browser show these numbers.
 
-Contents are random vectors of the same length, without the projections of a model. A score is
-``q . k / sqrt(head_dim)`` after `embed` and `rotate`, plus the result of `bias`. So all encodings have the same scale.
+Contents are random vectors of the same length, without the projections of a model. After `embed` and `rotate`, a score
+is ``q.k / sqrt(head_dim)`` plus the result of `bias`. So the scores of all encodings have the same scale.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from locant.positions.base import reads_hidden_states
 from locant.positions.rotary_by_class import products
 
 FREE_HEADS = 4
-"""The number of heads of an encoding that works for any number."""
+"""The number of heads to use for an encoding that works with any number."""
 
 TAILS = (0.1, 0.9)
 
 
 class Scores(NamedTuple):
-    """Scores by distance: the mean over random contents, and the limits of the middle 80 % of scores."""
+    """The mean score over random contents by distance, and the limits of the middle 80 % of scores."""
 
     mean: Float[np.ndarray, " distances"]
     low: Float[np.ndarray, " distances"]
@@ -46,7 +46,7 @@ def num_heads_of(encoding: PositionEncoding) -> int:
 def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
     """Return a copy in which tables that begin as zeros contain random numbers, as after training.
 
-    The copy of an encoding that only rotates has no changes.
+    An encoding that only rotates is copied without changes.
     """
     encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
     if {*encoding.methods()} <= {"rotate", "unrotate"}:
@@ -84,11 +84,11 @@ def score_by_distance(
     draws: int = 32,
     seed: int = 0,
 ) -> Scores:
-    """Return the scores of one query with keys that differ only in their distance to it.
+    """Return the scores of one query with keys that differ only in their distance to the query.
 
     Args:
         distances: the distances of the keys before the query, ascending.
-        alike: the cosine between the contents of query and key, from 0 to 1. 1 means the same content.
+        alike: the cosine between the contents of query and key, from 0 to 1. At 1, the contents are equal.
         head: the head of the encoding whose bias is used.
         draws: the number of pairs of contents. The opposite of each pair is used, too.
     """
@@ -144,7 +144,7 @@ def _apply_methods(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
 ) -> tuple[Float[Tensor, "draws query width"], Float[Tensor, "draws key width"], Float[Tensor, "#draws #query #key"]]:
     """Return queries and keys after `embed` and `rotate`, and the bias of a head, in the order of a model's calls."""
-    if reads_hidden_states(encoding):  # all tokens have one content, including tokens that are not shown
+    if reads_hidden_states(encoding):  # all tokens have the same content, including tokens that are not shown
         length = 1 + int(max(positions.index.max(), k_positions.index.max()))
         tokens = encoding.read(q[:1, :1].expand(-1, length, -1), Positions.arange(length))
         positions, k_positions = tokens.select(positions.index[0]), tokens.select(k_positions.index[0])

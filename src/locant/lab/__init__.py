@@ -9,9 +9,9 @@ Text, train, generate:
 >>> tokenizer.decode(ids)
 'to be, or not to be: that is the question'
 
-`save` and `load` keep both in a folder, which `locant generate` reads.
+`save` writes the model and the tokenizer to a folder, and `load` reads them. `locant generate` uses such a folder.
 
-Which encoding works at lengths it was not trained at:
+Compare encodings at lengths that they were not trained at:
 
 >>> settings = locant.lab.Settings(encodings=("nope", "alibi"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
 >>> results = locant.lab.compare(tokenizer.encode(text), tokenizer.vocab_size, settings)

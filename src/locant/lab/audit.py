@@ -1,18 +1,18 @@
 """Check whether weights were trained with the positions that their configuration states.
 
-Weights do not show how their positions were rotated, and a model that is read in the wrong way still writes words. So
-the model reads one text under each plausible reading of its positions, and the losses are compared window by window. At
-first, a reading differs from the configuration in one thing. If a reading clearly fits better, the search continues
-from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
+Weights do not show how their positions were rotated, and a model with the wrong positions still writes words. So the
+model reads one text with each plausible interpretation of its positions, called a reading. The losses are compared
+window by window. At first, a reading differs from the configuration in one thing. If a reading clearly fits better, the
+search continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A reading is dropped after two windows or more if it is then clearly worse than the best so far: the mean of the paired
-differences, over parts of 32 tokens, exceeds 0 by more than the margin of a 95 % interval by Student's t. The interval
-holds for all looks at all readings of one round at once (Bonferroni). The configuration and the readings near the best
-are always measured in full, and the verdict compares whole windows.
+A reading is dropped once it is clearly worse than the best so far, but not before two windows were measured. It is
+clearly worse if the mean of the paired differences over parts of 32 tokens exceeds 0 by more than the margin of a 95 %
+interval by Student's t. The interval holds for all looks at all readings of one round at once (Bonferroni). The
+configuration and the readings near the best are always measured in full, and the verdict compares whole windows.
 
-Costs one forward pass of the text for the configuration and for each reading near it, and an eighth of a pass for most
-of the other 14 readings. Each thing that is wrong adds the same cost again. SmolLM2-135M takes 160 seconds of one core
-with the defaults.
+The audit costs one forward pass over the text for the configuration and for each reading with a similar loss. It costs
+an eighth of a pass for most of the other 14 readings. Each error in the configuration adds the same cost again.
+SmolLM2-135M takes 160 seconds of one core with the defaults.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "none": lambda bias, heads: bias * 0,
 }
 BIASED = {"bloom": "alibi", "mpt": "position_bias"}
-"""Models that pass ALiBi to their attention, ``heads|batch * heads, 1, key``, and the name of that argument."""
+"""Models that pass ALiBi to their attention, and the argument's name. Its shape is ``heads|batch * heads, 1, key``."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
 LEAST = 0.0005
@@ -97,8 +97,8 @@ class Hypothesis:
     """A hypothesis about the positions of some weights. ``None`` means the value of the configuration.
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
-    scaling is written as ``"yarn:4"``, up to the length that the model states, or as ``"none"``. The names of slopes
-    are the keys of `TURNED`.
+    scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to this length. ``"none"``
+    removes the scaling. The names of slopes are the keys of `TURNED`.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
@@ -139,11 +139,11 @@ class _Reversed(Scaling):
 
 
 class _AnySubject(ABC):
-    """A model, its own positions, and a way to read it with others.
+    """A model, its positions, and a method to read it with other positions.
 
     Args:
-        own: its rotary encodings by the type of layers. The key ``None`` means all layers.
-        has_slopes: whether its positions are ALiBi's.
+        own: the model's rotary encodings by layer type. The key ``None`` means all layers.
+        has_slopes: whether the model uses ALiBi.
         trained: returns the length that the model states.
     """
 
@@ -157,7 +157,7 @@ class _AnySubject(ABC):
         """Apply this reading to the model until the block ends."""
 
     def rotary(self, own: Rotary, reading: Hypothesis) -> Rotary:
-        """Return the encoding that replaces one of the model's own under a reading, except for its layout."""
+        """Return the encoding that a reading puts in place of `own`. The layout is not changed."""
         options: dict[str, Any] = {"base": reading.base or own.base}
         if reading.share is not None:
             options["rotary_dim"] = int(own.head_dim * reading.share)
@@ -267,7 +267,7 @@ def audit(
 
     The verdict is one of these:
 
-    - ``"fits"``: no reading is better than the configuration, or within noise of it;
+    - ``"fits"``: no other reading is better than the configuration or within noise of it;
     - ``"another fits"``: another reading is clearly better than the configuration;
     - ``"cannot tell"``: other readings are within noise of the configuration, and none is better;
     - ``"not explained"``: the best reading predicts the text no better than counting words does, so the weights have a
@@ -280,9 +280,9 @@ def audit(
 
     Args:
         folder: a local folder with safetensors and a tokenizer.json.
-        files: a text of the kind that the model was trained on; without one, the documentation inside Python.
+        files: a text of the kind that the model was trained on. Default: the documentation inside Python.
         length: tokens per window. Default: 512, or the length that the model states if it is smaller.
-        windows: the largest number of windows, 10 or more: fewer do not allow a conclusion.
+        windows: the largest number of windows. It is 10 or more, because fewer do not allow a conclusion.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
         on_step: called with the number of finished windows, an estimate of their total, and the name of the reading.
 
@@ -370,7 +370,7 @@ class _Search:
             lowest = min(self.losses, key=self._loss)
             best = lowest if self._is_clear(lowest, best) else best
             near = [each for each in self.losses if each != best and not self._is_clear(each, best)]
-            # If something else is wrong, too, the right layout may be no better than the wrong one.
+            # If something else is wrong, too, the right layout may not be better than the wrong one.
             layouts = (each for each in near if replace(each, layout=best.layout) == best)
             origin = next((each for each in (best, *layouts) if each not in origins), None)
         self.on_step(self.done, self.done, best.name)
@@ -390,7 +390,7 @@ class _Search:
         }
 
     def _around(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
-        """Return the readings that differ from `origin` in one thing, each computation once."""
+        """Return the readings that differ from `origin` in one thing. Skip readings that compute the same positions."""
         new = list[Hypothesis]()
         for reading in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:
@@ -457,7 +457,7 @@ class _Search:
 
 
 def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
-    """Return whether the first losses of a reading clearly exceed those of the best one, at one of `looks` looks."""
+    """Return whether the first losses of a reading are clearly above the best reading's, at one of `looks` looks."""
     differences = losses - best[: len(losses)]
     parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])

@@ -36,7 +36,7 @@ EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
 """The scalings that extend a context by a factor, independently of the length of a sequence."""
 
 OPTIONS: dict[str, dict[str, float]] = {
-    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, else it would have little effect
+    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or the effect would be small
     "learned_grid": {"init_std": 1.0},
     "convolutional": {"causal": True},
 }
@@ -45,7 +45,9 @@ POSITION_SCHEMES = ("randomized", "abacus", "coupled")
 """Positions other than 0, 1, 2, ...: see `locant.positions.generalizing`."""
 
 PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?", re.DOTALL)
-"""The parts of a name: the encoding (in a file, or a name that may end in ++ like RoPE++), a scaling and positions."""
+"""The parts of a name: an encoding (a class in a file, or a name that may end in ++ like RoPE++), a scaling and
+positions.
+"""
 
 OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -66,8 +68,8 @@ OF_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }  # fmt: skip
 """Settings of torch that change the results of other code, with functions that read and set each one.
 
-Seeds are not among them: each model is built from its own seed, and nothing is drawn from torch's generators after
-that.
+They do not include seeds, because each model is built from its own seed, and nothing is drawn from torch's generators
+after that.
 """
 
 
@@ -110,7 +112,7 @@ class Candidate:
 
     @property
     def trained(self) -> Candidate:
-        """The candidate that is trained for this one: the same without a scaling."""
+        """The candidate to train: this candidate without its scaling."""
         return replace(self, scaling="")
 
     @property
@@ -140,12 +142,12 @@ class Candidate:
 
         Args:
             longest: tokens in the longest row that will be read.
-            seed: for random positions in training, a different one for each batch. Without it the same rows have the
-                same positions, and digits are counted from 1.
+            seed: the seed of random positions in training, which differs between batches. Without a seed, the same rows
+                have the same positions, and digits are counted from 1.
             task: the task of the rows, with `length` items each. Default: a text.
 
         Raises:
-            InputError: positions that count the digits of numbers, for rows without numbers.
+            InputError: the positions count the digits of numbers, but the rows contain no numbers.
         """
         seq_len, device = ids.shape[1], ids.device
         if not self.position_scheme:
@@ -163,7 +165,7 @@ class Candidate:
 
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
-    """Return the class with a name, or from a Python file, which is executed: ``mine.py:Mine``."""
+    """Return the class of an encoding by its name or, like ``mine.py:Mine``, from a Python file, which is executed."""
     if encoding.endswith(".py"):
         raise RangeError(f"got {encoding}, a file, expected a class in it", f"{encoding}:Mine")
     if ".py:" not in encoding:
@@ -177,7 +179,7 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
 
 
 def unscaled(name: str) -> Candidate:
-    """Parse a name for training. Raise `RangeError` for a scaling, which is for reading only."""
+    """Parse a name for training. Raise `RangeError` if it has a scaling, because scalings are for reading only."""
     candidate = Candidate.of(f"rotary+{name}" if scaling_name(name) else name)
     if candidate.scaling:
         raise RangeError(f"got {name!r}, but a scaling is not trained", repr(candidate.trained.name))
@@ -195,11 +197,11 @@ def preserve_torch_settings(what: str, of_process: Mapping[str, Any] | None = No
 
     Args:
         what: the name of the code.
-        of_process: the right settings of the process. Default: the settings at the beginning of the block, which other
-            threads may have changed already.
+        of_process: the correct settings of the process. Default: the settings at the beginning of the block, although
+            other threads may have changed them already.
 
     Raises:
-        InputError: a setting that was changed.
+        InputError: the code changed a setting.
     """
     every = {**OF_PROCESS, **OF_THREAD}
     before = {name: get() for name, (get, _) in every.items()} | {**(of_process or {})}
@@ -224,9 +226,9 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles this source of a file, and does not store bytecode.
+    """Compiles the given source of a file and does not store bytecode.
 
-    Bytecode counts as current if the file has the same size and was written in the same second.
+    Stored bytecode would count as current if the file had the same size and was written in the same second.
     """
 
     def __init__(self, name: str, path: Path, source: bytes) -> None:
@@ -239,13 +241,13 @@ class _Loader(SourceFileLoader):
 
 @functools.cache  # so that a comparison has one class, even if the file is changed meanwhile
 def _run(path: Path) -> tuple[ModuleType, str]:
-    """Return a file as a module, and its SHA-256. Like a script, it may import files from its folder."""
+    """Run a file, and return its module and its SHA-256. Like a script, the file may import files from its folder."""
     try:
         source = path.read_bytes()
         name = f"locant_file_{path.stem}_{abs(hash(path)):x}"
         loader = _Loader(name, path, source)
         spec = spec_from_file_location(name, path, loader=loader)
-        if str(path.parent) not in sys.path:  # stays there, for imports inside of functions
+        if str(path.parent) not in sys.path:  # not removed later, for imports inside functions
             sys.path.append(str(path.parent))
         module = sys.modules[name] = module_from_spec(spec)  # type: ignore[arg-type]  # a loader makes a spec
         with preserve_torch_settings(str(path)):

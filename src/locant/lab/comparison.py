@@ -1,8 +1,8 @@
-"""Compare encodings beyond the lengths that they were trained at: many trainings, and the measurements of each.
+"""Compare encodings beyond their trained lengths, with many trainings and the measurements of each.
 
-A comparison is a table of trainings: every encoding with every seed, on a text, on generated tasks, or both. They do
-not depend on one another, so each may run anywhere and at any time, and a training in `results.json` is not repeated.
-After a comparison was killed, the same call continues it and has the same numbers.
+A comparison is a table of trainings. It has a training for every encoding and every seed, on a text, on generated
+tasks, or both. The trainings do not depend on one another, so each may run anywhere and at any time, and a training in
+`results.json` is not repeated. If a comparison is killed, the same call continues it and returns the same numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from locant.positions import Positions
 from locant.text.corpus import Corpus, read_corpus
 
 INSTANT = 1e-6
-"""The time of a step, in seconds, if no step can be timed."""
+"""The assumed time of a step, in seconds, if no step can be timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,32 +71,34 @@ def compare(
     on_progress: Callable[[Progress], None] | None = None,
     on_record: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train every encoding with every seed, and measure each beyond the lengths that it was trained at.
+    """Train every encoding with every seed, and measure each model beyond the length that it was trained at.
 
-    Models train on the first nine tenths of a text, and are measured on the last. A task is trained on rows of every
-    length up to the trained one, until it is learned: see `locant.lab.task_learning`.
+    Models train on the first nine tenths of a text, and are measured on the last tenth. For a task, they train on rows
+    of every length up to the trained length, until they have learned it: see `locant.lab.task_learning`.
 
     One model trains in each of torch's threads: small models gain little from more threads. The numbers do not depend
     on the number of threads.
 
     All trainings of a seed see the same windows or rows in the same order. They start from the same weights, except for
-    the weights of the encoding. Learned positions get a table for the longest length, whose rows beyond the training
-    length stay untrained. An encoding that takes part with several scalings is trained once: see `Candidate`.
+    the weights of the encoding. Tables of learned positions are as long as the longest length, and rows beyond the
+    training length stay untrained. An encoding with several scalings is trained once: see `Candidate`.
 
     Args:
         ids: the text, as token ids. It is required if ``text`` is one of the tasks.
-        vocab_size: the vocabulary size of its tokenizer.
+        vocab_size: the vocabulary size of the tokenizer.
         ray: the address of a Ray cluster to train on, or ``"local"`` for a new one with a process for each of torch's
             threads.
-        finished: the records of an earlier call with these settings, which are not measured again.
+        finished: the records of an earlier call with these settings. They are not measured again.
         on_plan: called before the first training with the results so far and an estimate of the seconds that the rest
             takes at most. For the estimate, some steps of each encoding are timed.
-        on_progress: called after every step, in the thread of the training, one call at a time; not with Ray.
+        on_progress: called after every step, in the thread of the training, one call at a time. It is not called with
+            Ray.
         on_record: called with all results so far after every training, in the thread of the caller.
 
     Raises:
-        InputError: no text, a text too short to hold out a window of the longest length, or only failed trainings.
-        RangeError: a device that torch does not find.
+        InputError: there is no text, it is too short to hold out a window of the longest length, or all trainings
+            failed.
+        RangeError: torch does not find the device.
 
     >>> settings = Settings(encodings=("rotary", "rotary+ntk"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
     >>> results = compare(np.arange(900) % 7, 7, settings)
@@ -140,7 +142,7 @@ def compare(
 
 
 def _try_once(candidate: Candidate, settings: Settings) -> None:
-    """Build the encoding, and train a small model with it for one step. A failing step is reported by its training."""
+    """Build the encoding, and train a small model with it for one step. The later training reports a failing step."""
     candidate.build(shape(settings, settings.lengths[-1]))
     with suppress(*FAILURES):
         model, ids = build(candidate, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
@@ -173,7 +175,7 @@ class _Table:
         return self.settings.steps_for(None if text is None else len(text.training))
 
     def plan(self, waiting: Sequence[Training], pool: Pool) -> float:
-        """Estimate how many seconds these trainings take at most. Minutes, if given, first decide their steps."""
+        """Estimate how many seconds these trainings take at most. If `minutes` are set, first choose the steps."""
         kind_of = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes as long with any seed
         kinds = list(dict.fromkeys(kind_of.values()))
         costs = dict(zip(kinds, pool.map(lambda kind: _cost(kind, self.settings, self.text), kinds), strict=True))
@@ -192,12 +194,12 @@ class _Table:
         return Results(settings=self.settings, environment=machine, text=self.facts, records=records)
 
     def missing(self, expected: Iterable[Training]) -> list[Training]:
-        """Return the trainings that have records missing, each with its learning rate."""
+        """Return the trainings without all of their records, each with its learning rate."""
         rated = [self._rated(each) for each in expected]
         return [each for each in rated if any(key not in self.records for key in self._keys(each))]
 
     def _keys(self, training: Training) -> list[Training]:
-        """Return the keys of a training's records: one for each candidate that it serves."""
+        """Return the keys of a training's records, one for each candidate that the training serves."""
         rated = self._rated(training)
         return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
@@ -214,7 +216,7 @@ class _Table:
 
 
 def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
-    """Return the score of a learning rate, the lower the better: by the loss or accuracy at the trained length."""
+    """Return the score of a learning rate by the loss or accuracy at the trained length. A lower score is better."""
     if isinstance(record, Record):
         tables = record.loss_by_length, record.context_loss_by_stretch
         loss = next(losses[record.train_length] for losses in tables if record.train_length in losses)
@@ -258,7 +260,7 @@ class Watcher:
         """
 
     def plan(self, results: Results, seconds: float) -> None:
-        """Handle the plan, before the first training: the results so far, and the longest time for the rest."""
+        """Handle the results so far and the longest time for the rest, before the first training."""
 
     def advance(self, progress: Progress) -> None:
         """Handle a training step."""
@@ -267,7 +269,7 @@ class Watcher:
         """Handle the end of one training. `results` are the contents of `results.json`."""
 
     def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
-        """Handle the end, after the last model or an interruption. `results` are empty if no model was finished."""
+        """Handle the end, after the last training or an interruption. `results` are empty if no training ended."""
 
 
 def compare_files(
@@ -284,7 +286,7 @@ def compare_files(
         text: ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
     require_one_duration(options)
-    fixed_by(options.get("suite", ""), options)  # checks given defaults, too, which `Settings` cannot see
+    fixed_by(options.get("suite", ""), options)  # also checks given defaults, which `Settings` cannot see
     settings = Settings(**options)
     if settings.suite and (files or any(text.values())):
         got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
@@ -310,7 +312,7 @@ def compare_files(
                 ids, vocab_size, settings, ray=ray, finished=finished,
                 on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
             )  # fmt: skip
-            if not so_far:  # all records were there already
+            if not so_far:  # all records were already in the results
                 keep(results)
             complete = True
         finally:
@@ -319,9 +321,9 @@ def compare_files(
 
 
 def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
-    """Return the settings, with the number of steps that an earlier call chose by its minutes, and its records.
+    """Return the settings, with the steps that an earlier call chose by its minutes, and the records of that call.
 
-    This call may ask for more encodings, tasks or seeds, because a training does not depend on the others.
+    The new call may ask for more encodings, tasks or seeds, because trainings do not depend on one another.
     """
     free = {"encodings", "tasks", "seeds"} | ({"num_steps"} if settings.minutes is not None else set[str]())
     report = unchanged(path, plain_settings(settings, facts), free)
@@ -339,7 +341,7 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
 
 
 def _require_fit(settings: Settings, text: Mapping[str, Any], records: Sequence[AnyRecord]) -> None:
-    """Raise a ValueError if a record does not fit these settings, or if two records are of one training."""
+    """Raise a ValueError if a record does not fit these settings, or if two records belong to the same training."""
     seen = set[Training]()
     for each in records:
         name = f"a record of {short_repr(each.encoding)}"

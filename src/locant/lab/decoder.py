@@ -17,13 +17,13 @@ from locant.positions import PositionEncoding, Positions
 
 
 class Decoder(nn.Module):
-    """Pre-norm blocks of attention and MLP over an `InputEmbedding`, with the token table as its head.
+    """A decoder with an `InputEmbedding`, pre-norm blocks of attention and MLP, and the token table as its head.
 
     One encoding serves the embedding and all layers, so any encoding can take the place of any other.
 
     Args:
-        keys_are_values: whether each layer has one projection for both, so that its rotated keys are also its values.
-            The output of attention then goes through ``encoding.unrotate`` (DeepSeek-V4).
+        keys_are_values: whether each layer has one projection for keys and values. Its rotated keys are then also its
+            values. The output of attention then goes through ``encoding.unrotate`` (DeepSeek-V4).
 
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
     >>> model(torch.zeros(3, 7, dtype=torch.long)).shape
@@ -51,7 +51,7 @@ class Decoder(nn.Module):
             )
         self.num_heads = num_heads
         self.embedding = InputEmbedding(vocab_size, d_model, scale="sqrt_d_model", norm="layer_norm")
-        # Every encoding is kept here, so names in saved folders and the order of parameters do not depend on its kind.
+        # Every encoding is here, so that names in saved folders and the order of parameters do not depend on its kind.
         self.embedding.encoding = encoding
         attended = _attention_width(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
 
     @contextmanager
     def reading_with(self, encoding: PositionEncoding) -> Generator[Decoder]:
-        """Use another encoding with the same weights, until the block ends."""
+        """Use another encoding with the same weights until the block ends."""
         own = self.embedding.encoding
         self.embedding.encoding = encoding
         try:
@@ -78,8 +78,8 @@ class Decoder(nn.Module):
         """Return scores for the next token after each token.
 
         Args:
-            positions: default: the positions after the cached tokens, or from 0.
-            caches: one `KVCache` per layer, to which these tokens are added, without gradients.
+            positions: the positions of the tokens. By default, they follow the cached tokens, or start at 0.
+            caches: one `KVCache` per layer. These tokens are added to it without gradients.
         """
         if positions is None:
             positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP. Each reads the normalised residual stream and adds its output to it."""
+    """Causal attention and an MLP. Each of the two reads the normalised residual stream and adds to it."""
 
     def __init__(self, d_model: int, num_heads: int, num_layers: int, attended: int, keys_are_values: bool) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Block(nn.Module):
 
 @torch.no_grad()
 def _attention_width(encoding: PositionEncoding, num_heads: int, width: int, keys_are_values: bool) -> int:
-    """Return the output width of attention: an encoding may make more query heads (RoPE++) or wider keys (PoPE)."""
+    """Return the output width of attention. An encoding may add query heads (RoPE++) or widen keys (PoPE)."""
     nothing = torch.empty(1, num_heads, 0, width, device=next(encoding.parameters(), torch.empty(0)).device)
     hidden = nothing.transpose(1, 2).flatten(2)
     q, k = encoding.rotate(nothing, nothing, encoding.read(hidden, Positions.arange(0, device=nothing.device)))

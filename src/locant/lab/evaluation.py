@@ -1,13 +1,14 @@
-"""Measure a trained model with other position encodings: its loss by length and position, and its recall.
+"""Measure the loss of a trained model with other position encodings by length and position, and its recall.
 
 The same weights read the same text with each encoding. Nothing is trained. Every length reads the same tokens, in
-adjacent windows. The number of windows bounds the work, and finished measurements are not repeated. Logits are in
-memory for some hundred tokens at a time, so memory grows with the length as the layers need it, for any vocabulary.
+adjacent windows. The number of windows limits the work, and finished measurements are not repeated. Logits are in
+memory for a few hundred tokens at a time, so memory depends on the length only through the layers, for any vocabulary.
 
-Recall is measured with a number at some depth of a row: a pass key among filler, and the value of one of many keys. The
-first is easy, because nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv 2305.16300). In the second
-everything does (Liu et al. 2023, arXiv 2307.03172). Both are tasks of RULER (see `locant.lab.ruler`) except for their
-depths, and a number counts as recalled only if the model writes nothing before it.
+Recall is measured with a number at some depth of a row. The number is a pass key among filler, or the value of one of
+many keys. A pass key is easy to recall, because nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv
+2305.16300). Values are harder, because the whole row looks like them (Liu et al. 2023, arXiv 2307.03172). The two tasks
+are from RULER (see `locant.lab.ruler`) except for their depths, and a number counts as recalled only if the model
+writes nothing before it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ SHARE = 0.7
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 KEYS = {"pass_keys": "niah_single_1", "key_values": "niah_multikey_2"}
-"""The questions at each of `DEPTHS`: the name in `results.json`, and the task of RULER."""
+"""The questions at each of `DEPTHS`, as the name in `results.json` and the task of RULER."""
 
 EXTRA_FIELDS: Mapping[str, Any] = {
     "interval_by_length": dict[str, list[float] | None],
@@ -79,10 +80,10 @@ EXTRA_FIELDS: Mapping[str, Any] = {
 """The fields that a record of an evaluation has in addition to those of `Record`, with their types."""
 
 TRIED = 8
-"""The number of tokens with which each encoding is tried first."""
+"""The number of tokens in the first test of each encoding."""
 
 WRITING = 2
-"""The time of an answer to a row, in windows of its length: the row is read and some tokens are written."""
+"""The time of an answer, in windows of the row's length. The model reads the row and writes some tokens."""
 
 Questions = Mapping[tuple[str, int, float | None], Sequence[ruler.Prompt]]
 """Rows by task, length and depth: the tasks of `KEYS`, and other tasks of RULER with depth ``None``."""
@@ -94,14 +95,14 @@ class EvaluationSettings:
 
     Args:
         lengths: tokens per window.
-        ways: encodings, each as `PositionOverride` reads it.
+        ways: the encodings, in the notation of `PositionOverride`.
         windows: the largest number of windows of the longest length. Windows of other lengths read the same tokens.
-        minutes: limit the time. The number of windows, at least one, is chosen before the first by timing.
-        keys: rows of each of `KEYS` for each of `DEPTHS` and each length; 0 for none.
-        tasks: tasks of `locant.lab.ruler.TASKS`, each with `rows` rows of each length.
-        far: whether tokens are also read with the full context of the longest length, and the same tokens with a
-            context of the trained length, or of the shortest length if none is longer than the trained one. Costs some
-            16 times as much.
+        minutes: the time limit. Before the first window, the number of windows is chosen by timing. It is at least one.
+        keys: the number of rows for each of `KEYS`, each of `DEPTHS` and each length. 0 leaves them out.
+        tasks: names in `locant.lab.ruler.TASKS`. Each task has `rows` rows of each length.
+        far: whether to also read some tokens twice: with the full context of the longest length, and with a context of
+            the trained length. If no length exceeds the trained length, the second context has the shortest length.
+            This costs about 16 times as much.
         device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
     """
@@ -136,8 +137,8 @@ def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:
     """Return settings with the `given` values and suitable defaults for the model in a folder.
 
     A decoder of `locant train` is measured at its trained length and at half, twice and four times this length, as far
-    as it has positions. It is read with its own encoding and with ``yarn:4`` if this is rotary, else with ``nope``. It
-    is asked for no pass keys, because their rows are longer.
+    as it has positions. It reads with its own encoding, and with ``yarn:4`` if this encoding is rotary, else with
+    ``nope``. There are no pass keys, because their rows are longer.
     """
     if not is_lab_folder(folder):
         return EvaluationSettings(**given)
@@ -161,10 +162,10 @@ def evaluate_model(
     force: bool = False,
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure a model with each encoding. Return the contents of `results.json`, which is rewritten after each one.
+    """Measure a model with each encoding, and rewrite `results.json` after each. Return the contents of this file.
 
-    Encodings that an earlier call finished are not measured again, if its model, text, settings and package version
-    were the same.
+    Encodings that an earlier call finished are not measured again if its model, text, settings and package version are
+    the same.
     """
     model = read_language_model(folder, device=settings.device, dtype=settings.dtype)
     longest = settings.lengths[-1]
@@ -179,7 +180,7 @@ def evaluate_model(
         encodings = {way: _build(way, model, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     count = num_windows(model.vocab_size, corpus, longest, settings.windows, argument="lengths")
-    for way, encoding in encodings.items():  # a failure is reported now: the encodings before it may take hours
+    for way, encoding in encodings.items():  # report failures now, because earlier encodings may take hours
         with _read_with(model, way, encoding):
             _try_once(model, way, corpus, asks=bool(settings.keys or settings.tasks))
     questions = _questions(settings, corpus.tokenizer)
@@ -239,7 +240,7 @@ def losses_of_extension(
     folder: str, files: Sequence[str], extension: Extension, *, windows: int = 4, device: str = "auto",
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return nats per token at the trained and the new length, with a model's own and with the stretched encoding."""
+    """Return nats per token at the trained and the new length, with the original and the stretched encoding."""
     ways = ("own", f"{extension.method}:{extension.to / extension.trained!r}")
     lengths = (extension.trained, extension.to)
     settings = EvaluationSettings(lengths=lengths, ways=ways, keys=0, windows=windows, device=device)
@@ -250,7 +251,7 @@ def losses_of_extension(
 
 
 def _build(way: str, model: Readable, longest: int) -> PositionEncoding | None:
-    """Build an encoding, with the same random numbers each time."""
+    """Build an encoding with the same random numbers each time."""
     torch.manual_seed(0)
     return model.encoding(PositionOverride.of(way), longest)
 
@@ -260,7 +261,7 @@ def _read_with(model: Readable, way: str, encoding: PositionEncoding | None) -> 
 
 
 def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
-    """Measure the loss of a few tokens, and write after them if `asks`. Raise `InputError` if either fails."""
+    """Measure the loss of a few tokens and, if `asks`, write a continuation. Raise `InputError` if a step fails."""
     ids = corpus.ids[: TRIED + 1]
     try:
         losses_in_windows(model.decoder(corpus.tokenizer), ids, len(ids) - 1)
@@ -275,7 +276,7 @@ def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
 
 def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
     def at(depth: float, task: str, length: int) -> list[ruler.Prompt]:
-        """Return rows that allow only the tokens of the number: RULER's limit would take four times as long."""
+        """Return rows that allow only the tokens of the number, because RULER's limit would take four times as long."""
         rows = ruler.rows(task, tokenizer, length, settings.keys, depth)
         return [row._replace(most=len(tokenizer.encode(f" {row.answers[0]}"))) for row in rows]
 
@@ -289,7 +290,7 @@ def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
 
 
 def _windows_in_time(model: nn.Module, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
-    """Return how many windows of the longest length fit into the minutes for each encoding. Times one window."""
+    """Time one window, and return how many windows of the longest length fit into the minutes for each encoding."""
     longest = settings.lengths[-1]
     losses_in_windows(model, ids[:2], 1)  # the first use of a device takes longer
     began = time.perf_counter()
@@ -338,8 +339,8 @@ def _measure(
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:
     """Return the 95 % interval of a mean over adjacent windows, by a circular block bootstrap (Politis & Romano 1992).
 
-    The length of a block is the cube root of the number of windows. 2 000 samples are drawn, always the same ones.
-    Return ``None`` if a loss is not finite or if there is only one window.
+    The length of a block is the cube root of the number of windows. The 2 000 samples are the same in every call. The
+    result is ``None`` if a loss is not finite or if there is only one window.
 
     >>> interval_of_mean([1.0, 1.0, 1.0])
     [1.0, 1.0]

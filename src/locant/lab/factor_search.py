@@ -1,9 +1,9 @@
-"""Search LongRoPE's factors on a text with their model: Ding et al. 2024, arXiv 2402.13753.
+"""Search LongRoPE's factors for a model on a text (Ding et al. 2024, arXiv 2402.13753).
 
-This is an evolutionary search without any training. The factors of YaRN's ramp, of NTK and of linear interpolation are
-put into the model, and its loss in windows of the new length is measured. In every generation the best factors are
-mutated and crossed. Every measurement is recorded, and a second call reuses the records. So a call continues a search
-that was stopped, or adds generations to one that has ended.
+This is an evolutionary search without any training. It starts with the factors of YaRN's ramp, NTK and linear
+interpolation. Factors are scored by the loss of the model with these factors in windows of the new length. In every
+generation the best factors are mutated and crossed. Every measurement is recorded, and a second call reuses the
+records. So a call continues a search that was stopped, or adds generations to a finished search.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from locant.text.corpus import read_corpus
 Factors = tuple[float, ...]
 
 PARENTS, MUTATED, CROSSED = 6, 6, 6
-"""The number of parents of a generation, and of its mutated and crossed children."""
+"""The numbers of parents, mutated children and crossed children in a generation."""
 SHARE, SPREAD = 0.3, 0.2
 """The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
 LARGEST = 1.25
@@ -50,16 +50,16 @@ def search_factors(
     device: str = "auto",
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> LongFactors:
-    """Return the best of the factors that were tried, by the loss of a text in windows of the new length.
+    """Return the factors with the lowest loss on a text in windows of the new length.
 
     Args:
         folder: the model, with its weights and tokenizer.
-        extension: its configuration, extended by ``longrope``. The search begins there.
-        record: the file of measurements, which is rewritten after each. The file of another search is refused.
+        extension: the model's configuration, extended by ``longrope``. The search begins with its factors.
+        record: the file of measurements. It is rewritten after each measurement. The file of another search is refused.
         windows: the largest number of windows, from the beginning of the text.
         device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
 
-    Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
+    The search costs one forward pass over these windows for each of about ``3 + 12 * generations`` sets of factors.
     """
     generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
     windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
@@ -96,9 +96,9 @@ def search_factors(
 def search_for_extension(
     source: str, files: Sequence[str], *, to: int, method: str, output: Path | None, **options: Any
 ) -> LongFactors:
-    """Search the factors for the configuration that `write_extension` writes with the same arguments.
+    """Search factors for the configuration that `write_extension` writes with the same arguments.
 
-    The measurements are kept next to the configuration, in ``NAME.search.json``. `options` are arguments of
+    The measurements are stored next to the configuration, in ``NAME.search.json``. `options` are arguments of
     `search_factors`.
     """
     if method != "longrope":
@@ -111,7 +111,7 @@ def search_for_extension(
 
 
 class _Losses:
-    """A function that returns the loss with some factors. It measures each once, and records it with its conditions."""
+    """A function that returns the loss with some factors. It measures and records each loss once."""
 
     def __init__(
         self, decoder: AsDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
@@ -158,7 +158,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
 
 
 def _first_generation(extension: Extension) -> list[Factors]:
-    """Return the first generation: YaRN's ramp, NTK's powers of the factor, and linear interpolation."""
+    """Return the factors of the first generation, from YaRN's ramp, NTK's powers of the factor, and interpolation."""
     start: Any = extension.rotary[1].scaling
     ramp, factor = start.long_factor, extension.to / extension.trained
     last = max(1, len(ramp) - 1)
@@ -177,5 +177,5 @@ def _children(best: Sequence[Factors], largest: float, draw: np.random.Generator
 
 
 def _sort_and_round(factors: Sequence[float] | np.ndarray) -> Factors:
-    """Sort and round factors: slower pairs are not stretched less than faster ones."""
+    """Sort and round factors, because slower pairs must not be stretched less than faster pairs."""
     return tuple(sorted(round(float(each), 4) for each in factors))

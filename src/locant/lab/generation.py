@@ -1,6 +1,6 @@
 """Generate text with a model in a folder: a decoder of the lab, or a language model of `transformers`.
 
-Decoders of the lab are saved and loaded here.
+This module also saves and loads decoders of the lab.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ WEIGHTS = "model.safetensors"
 
 
 def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: bool = False, **facts: Any) -> None:
-    """Write a decoder and its tokenizer into a new folder, as safetensors and JSON, which `load` reads.
+    """Write a decoder and its tokenizer as safetensors and JSON into a new folder, which `load` reads.
 
     Args:
         force: replace an existing folder of a model.
-        facts: more entries for its `config.json`.
+        facts: more entries for `config.json`.
 
     Raises:
-        InputError: the encoding's name and options do not describe it, or the folder exists or is not writable.
+        InputError: the encoding's name and options do not describe the encoding, or the folder exists or is not
+            writable.
 
     >>> import locant, tempfile
     >>> model, tokenizer = locant.lab.train("to be, or not to be. " * 40, vocab_size=300, num_steps=2, d_model=32)
@@ -84,7 +85,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
 
 
 def describe_encoding(encoding: PositionEncoding) -> dict[str, Any]:
-    """Return an encoding's name and options, as `save` writes them. Raise `InputError` if they do not describe it."""
+    """Return the name and options that `save` writes for an encoding. Raise `InputError` if they do not describe it."""
     if (description := to_config(encoding)) is None:
         got = f"got {type(encoding).__name__}, which cannot be saved: its name and its options do not describe it"
         raise InputError(got, Remedy(encoding="rotary"))
@@ -125,7 +126,7 @@ def train_files(
 
 
 def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
-    """Load the decoder and the tokenizer that `save` wrote. Raise `InputError` if a folder holds something else."""
+    """Load the decoder and the tokenizer that `save` wrote. Raise `InputError` if a folder contains something else."""
     path = Path(folder)
     config = read_json(path / CONFIG)
     if not is_lab_decoder(config):
@@ -167,7 +168,7 @@ def continue_text(
 
     Args:
         folder: a decoder that `save` wrote, or a causal language model of `transformers` in safetensors, with its
-            tokenizer. A model of `transformers` reads the tokens that its tokenizer puts before a text, such as
+            tokenizer. A model of `transformers` first reads the tokens that its tokenizer puts before a text, such as
             ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets everything that
             is not an argument here.
         num_tokens, temperature, top_k, seed: as for `generate`.
@@ -175,7 +176,7 @@ def continue_text(
         device: for example ``cuda:1``. ``auto`` means CUDA if torch finds it, and the CPU otherwise.
 
     Returns:
-        The prompt, its continuation, and the ids of both.
+        The prompt, its continuation, and their ids.
     """
     path, place, chosen = Path(folder), device_of(device), PositionOverride.of(way)
     is_ours = is_lab_decoder(read_json(path / CONFIG))

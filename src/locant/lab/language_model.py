@@ -1,7 +1,7 @@
-"""Language models of `transformers` in local folders, as `locant evaluate` and `locant tune` read them.
+"""Load language models of `transformers` from local folders, for `locant evaluate` and `locant tune`.
 
-Every fault of a folder becomes one error that names it: custom code, pickles, missing shards, shapes that contradict
-the configuration, missing weights, and weights that the model class does not have.
+Every fault of a folder becomes one error that names the fault. Faults are custom code, pickles, missing shards, shapes
+that contradict the configuration, missing weights, and weights that the model class does not have.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST = {
     "heads": (HEADS, 2**16),
     "head_dim": (("head_dim",), 2**16),
 }
-"""The largest sizes that are accepted. No published model comes near. Larger ones would be built module by module."""
+"""The largest sizes that are accepted. Published models are far smaller. Building larger models would take too long."""
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
@@ -53,21 +53,21 @@ HELD = 2**25
 """The largest number of logits in memory at once when nothing is trained."""
 
 MARGIN = 2**25
-"""The number of parameters by which a configuration may exceed the files before they are said not to fit it."""
+"""The number of parameters by which a configuration may exceed twice the files' numbers before an error is raised."""
 
 CAUSAL = "AutoModelForCausalLM"
 KINDS = (CAUSAL, "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
 """The classes of models that may be built from a configuration alone."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-"""The dtypes that a model can be loaded in; ``auto`` is the saved dtype."""
+"""The dtypes that a model can be loaded in. ``auto`` is the saved dtype."""
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device with a name such as ``cuda:1``; ``auto`` is cuda if torch finds it, else the CPU.
+    """Return the device with a name such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
 
     Raises:
-        RangeError: a device that torch does not find on this machine.
+        RangeError: torch does not find the device on this machine.
     """
     names, accelerator = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
     count = 0 if accelerator is None else torch.accelerator.device_count()
@@ -104,7 +104,7 @@ def load_config(folder: str | Path) -> Any:
 
 
 def require_likely(config: Mapping[str, Any]) -> None:
-    """Raise if a configuration has sizes that no model has: building it would not end, or running it would fail."""
+    """Raise if a configuration has sizes that no model has, because building or running it would hang or fail."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     for what, (keys, most) in MOST.items():
         for value in (part.get(key) for part in parts for key in keys):
@@ -119,8 +119,9 @@ def load_model(
     """Load a causal language model from a local folder, with its encoding.
 
     Args:
-        folder: what `save_pretrained` wrote, with safetensors. The model may have been saved while it was swapped.
-        config: replaces the configuration of the folder, with other positions.
+        folder: a folder that `save_pretrained` wrote, with safetensors. The model may have been saved while it was
+            swapped.
+        config: a configuration with other positions, which replaces the one in the folder.
         dtype: one of `DTYPES`.
     """
     path = Path(folder)
@@ -137,7 +138,7 @@ def load_model(
         key, has, expected = min(report["mismatched_keys"])
         got = f"got {key} of shape {tuple(has)} in {path}, but its {CONFIG} states {tuple(expected)}"
         raise InputError(got, "use the configuration and the weights of one model")
-    if report["missing_keys"]:  # transformers draws these weights at random, and lists them in a table
+    if report["missing_keys"]:  # transformers draws these weights at random and lists them in a table
         got = f"got {path} without {min(report['missing_keys'])}, a weight of {name}"
         raise InputError(got, "use a causal language model with its head")
     if report["unexpected_keys"]:
@@ -147,12 +148,12 @@ def load_model(
 
 
 def without_weights(config: Mapping[str, Any]) -> Any:
-    """Build the language model that a configuration describes. Its parameters have shapes but no numbers.
+    """Build the language model that a configuration describes. Its parameters have shapes but no values.
 
-    Its rotary module is complete, so `locant.swap` can find it, measure it and describe what a swap would do.
+    Its rotary module is complete, so `locant.swap` can find it, measure it and describe the effect of a swap.
 
     Raises:
-        InputError: a configuration with custom code, or one from which `transformers` builds no language model.
+        InputError: the configuration has custom code, or `transformers` does not build a language model from it.
     """
     kind = config.get("model_type")
     require_no_code(f"a configuration of {short_repr(kind)}", config)
@@ -172,7 +173,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
 
 
 def auto_class(config: Any) -> str | None:
-    """Return the name of the auto class of `transformers` that builds a language model, a causal one if possible."""
+    """Return the name of the auto class of `transformers` that builds a language model. Prefer causal models."""
     import transformers
 
     return next((each for each in KINDS if type(config) in getattr(transformers, each)._model_mapping), None)
@@ -180,7 +181,7 @@ def auto_class(config: Any) -> str | None:
 
 @torch.no_grad()
 def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
-    """Return the model after it has read one token: some values of a configuration fail only then, or in dropout."""
+    """Return the model after it has read one token in training mode. Some values of a configuration fail only then."""
     model.to(device)
     with _one_line(path), preserve_random_state(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
@@ -188,12 +189,13 @@ def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
 
 
 def _require_its_size(path: Path, config: Any) -> None:
-    """Raise if a configuration describes a far larger model than the files: transformers would invent the rest.
+    """Raise if a configuration describes a far larger model than the files. Transformers would draw the rest at random.
 
-    Nothing is allocated for this. If the model cannot be built here, `from_pretrained` gives the reason later.
+    This check does not allocate memory for weights. If it cannot build the model, `from_pretrained` gives the reason
+    later.
     """
     plain = copy.deepcopy(config)
-    if hasattr(plain, "quantization_config"):  # its files hold several numbers in one
+    if hasattr(plain, "quantization_config"):  # its files store several numbers in one
         return
     if hasattr(plain, SWAPPED):
         delattr(plain, SWAPPED)
@@ -250,7 +252,7 @@ def trained_length(config: Any) -> int:
 
 
 def stated_length(config: Any) -> int:
-    """Return the number of tokens that a model is made for, by its configuration."""
+    """Return the number of tokens that a model is made for, according to its configuration."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if length is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "add it to the configuration")
@@ -258,12 +260,12 @@ def stated_length(config: Any) -> int:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Return a hash of the contents of the configuration and the weight files. Links are followed.
+    """Return a hash of the contents of the configuration and the weight files, following links.
 
-    Dates and sizes would not be enough: weights that are saved in place have the sizes of the old ones. The tokenizer
-    has a separate fingerprint.
+    Dates and sizes would not be enough, because new weights in the same file have the size of the old weights. The
+    tokenizer has a separate fingerprint.
 
-    Costs one reading of the files, a second for each gigabyte or two, several files at once.
+    The files are read once, several at a time. This takes about a second for each gigabyte or two.
     """
     path = Path(folder)
     names = [CONFIG, *read_headers(path)]
@@ -278,14 +280,14 @@ def _sha256(file: Path) -> str:
 
 
 def num_windows(vocab_size: int, corpus: Corpus, length: int, most: int, *, argument: str) -> int:
-    """Return the number of windows of some length in a text, `most` at most.
+    """Return the number of windows of some length in a text, but at most `most`.
 
     Args:
         vocab_size: the number of rows of the model's token table.
-        argument: the name of the argument that gave the length, for the remedy.
+        argument: the name of the argument that set the length, for the remedy.
 
     Raises:
-        InputError: a text shorter than one window, or with an id that has no row in the table.
+        InputError: the text is shorter than one window, or it has an id without a row in the table.
     """
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
@@ -297,14 +299,14 @@ def num_windows(vocab_size: int, corpus: Corpus, length: int, most: int, *, argu
 
 
 def require_rows(vocab_size: int, ids: Int[np.ndarray, " tokens"], beginning: Sequence[int] = ()) -> None:
-    """Raise if a text, or the tokens before it, has an id that has no row in the model's token table."""
+    """Raise if a text or the tokens before it have an id without a row in the model's token table."""
     if (largest := max(int(ids.max()), *beginning, 0)) >= vocab_size:
         got = f"got a tokenizer with id {largest}, which the model has no row for"
         raise InputError(got, "use the model's tokenizer")
 
 
 def require_positions(model: Any, longest: int) -> None:
-    """Raise if a model has a table with fewer positions than a window has tokens."""
+    """Raise if a model's table of positions has fewer rows than a window has tokens."""
     rows = [table.num_embeddings - _first_row(table) for _, table in learned_tables(model.base_model)]
     if rows and longest > min(rows):
         got = f"got windows of {longest:,} tokens for {type(model).__name__}, whose table has {min(rows):,} positions"
@@ -312,7 +314,7 @@ def require_positions(model: Any, longest: int) -> None:
 
 
 def _first_row(table: nn.Embedding) -> int:
-    """Return the row of position 0: OPT and BART have an offset, RoBERTa counts from the row after padding."""
+    """Return the row of position 0. OPT and BART have an offset, and RoBERTa counts from the row after padding."""
     after_padding = 0 if table.padding_idx is None else table.padding_idx + 1
     return int(getattr(table, "offset", after_padding))
 
@@ -320,8 +322,8 @@ def _first_row(table: nn.Embedding) -> int:
 def _cross_entropy(logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
     """Return the nats of each target, and zero for a target of -100.
 
-    On a CPU, torch's cross entropy adds the terms of a softmax one after the other in float32. With 49 152 tokens the
-    result is 0.0001 nats too low for SmolLM2. `logsumexp` adds pairwise.
+    On a CPU, torch's cross entropy adds the terms of a softmax one after the other in float32. For SmolLM2 with its
+    49 152 tokens, the result is 0.0001 nats too low. `logsumexp` adds the terms pairwise, so it is more exact.
     """
     of_target = logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
     return (logits.logsumexp(-1) - of_target).masked_fill(targets < 0, 0.0)
@@ -331,7 +333,7 @@ class AsDecoder(nn.Module):
     """A model of transformers with the interface of the lab's `Decoder`. Its inputs may be on another device.
 
     Windows are cut out of a text. The tokens that the tokenizer puts before a text, such as ``<bos>``, replace the
-    first tokens of each window, so a window keeps its length. Without them, Gemma among others predicts nonsense.
+    first tokens of each window, so a window keeps its length. Without them, some models such as Gemma predict nonsense.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
@@ -346,7 +348,7 @@ class AsDecoder(nn.Module):
     ) -> Float[Tensor, "batch seq"]:
         """Return the nats of each target, as `Decoder.losses` does.
 
-        Logits are in memory for some of the tokens at a time. For a long window and a small model, they would take
+        Only a part of the logits is in memory at a time. For a long window and a small model, all logits would take
         most of the memory.
         """
         states: list[Tensor] = []

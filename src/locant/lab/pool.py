@@ -27,10 +27,10 @@ FAILURES = (Exception, SystemExit)
 
 
 class Pool:
-    """A pool for several trainings at once, each with one thread. The end of its context stops running trainings.
+    """A pool that runs several trainings at once, each with one thread. When its context ends, running trainings stop.
 
     Args:
-        most: the number of trainings.
+        most: the number of trainings, which limits the number of threads.
         ray: the address of a cluster, or ``"local"`` for one on this machine. Default: threads of this process.
     """
 
@@ -57,14 +57,14 @@ class Pool:
         self._open.__exit__(*error)
 
     def map(self, function: Callable[[A], B], each: Iterable[A]) -> list[B]:
-        """Return the results of a function for each value, in order. It runs in threads of this process."""
+        """Run a function for each value in threads of this process, and return the results in order."""
         return list(self._executor.map(function, each))
 
     def outcomes(
         self, trainings: Sequence[Training], settings: Settings, text: Text | None,
         on_step: Callable[[Training, float], None],
     ) -> Iterator[Outcome]:  # fmt: skip
-        """Yield the records of each training when it ends, or its failure."""
+        """Yield the records or the failure of each training when it ends."""
 
         def run_one(training: Training) -> Outcome:
             def report(step: int, loss: float) -> None:
@@ -82,7 +82,7 @@ class Pool:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in sorted(
                 done, key=lambda future: future.exception() is not None
-            ):  # finished first, so that their records are kept
+            ):  # finished trainings first, so that their records are kept
                 yield future.result()
 
 
@@ -92,8 +92,8 @@ def outcome(
 ) -> Outcome:  # fmt: skip
     """Return the records or the failure of a training. A failure does not end the other trainings.
 
-    A training that changes torch's settings fails, and so does each one that ran at the same time with the changed
-    settings: see `preserve_torch_settings`.
+    A training that changes torch's settings fails. Trainings that ran with the changed settings at the same time fail,
+    too. See `preserve_torch_settings`.
     """
     try:
         with preserve_torch_settings(training.encoding, of_process):
@@ -112,7 +112,7 @@ def why(error: BaseException) -> str:
 
 
 def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
-    """Run trainings on a cluster, which starts a training again if its worker is lost."""
+    """Run trainings on a cluster. If a worker is lost, the cluster starts its training again."""
     needs = {"num_cpus": 1, "num_gpus": settings.device != "cpu", "max_retries": RETRIES}
     shared, task = ray.put(text), ray.remote(**needs)(_in_a_worker)
     waiting = [task.remote(training, settings, shared) for training in trainings]

@@ -1,9 +1,9 @@
-"""The values of `--with`: positions that replace those of a trained model.
+"""The values of `--with`, which replace the positions of a trained model.
 
 ``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` removes positions. ``drope``
-does the same, under the name of its recipe. ``yarn:4`` and other scalings stretch the model's encoding by a factor.
-``self-extend:8``, with the size of a group, ``rerope`` and ``dual-chunk`` treat far tokens differently from near ones.
-Any other name is one of `locant list`.
+is another name for ``nope``, after a recipe. ``yarn:4`` and other scalings stretch the model's encoding by a factor.
+``self-extend:8`` with a group size, ``rerope`` and ``dual-chunk`` treat far tokens differently from near tokens. Any
+other value is a name in `locant list`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
     "rerope": lambda _, trained: {"window": max(1, trained // 2)},
     "dual-chunk": lambda _, trained: {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16},
 }
-"""Encodings with the model's own distances for near tokens and bounded distances for far ones.
+"""Encodings with the model's own distances for near tokens and bounded distances for far tokens.
 
 Each function returns the sizes for a group size and the trained length.
 """
 RENAMED = {"nope", "rotary", *(name.replace("-", "_") for name in BY_CLASS)}
-"""Encodings of `locant list` that have another name here."""
+"""Encodings in `locant list` that have another name here."""
 
 NUMBERED = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
@@ -44,7 +44,7 @@ USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 @dataclass(frozen=True)
 class PositionOverride:
-    """One value of `--with`: a name, and its factor or group size if it has one.
+    """One value of `--with`: a name, with a factor or a group size for some names.
 
     >>> PositionOverride.of("yarn:8"), PositionOverride.of("DroPE")
     (PositionOverride(name='yarn', factor=8.0), PositionOverride(name='nope', factor=None))
@@ -93,21 +93,21 @@ class PositionOverride:
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Return whether this is for reading only: a training cannot adapt to it, and a folder cannot hold it."""
+        """Return whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
         return self.name in ("exact", *BY_CLASS)
 
     def stretched(self, trained: int) -> int:
-        """Return the length to which this stretches a model. Without a scaling, it is the trained length."""
+        """Return the length to which this stretches a model, which is the trained length without a scaling."""
         return round(trained * self.factor) if self.stretches and self.factor else trained
 
     def encoding(
         self, model: Any, trained: int, longest: int, layer_type: str | None = None
     ) -> PositionEncoding | None:
-        """Return the encoding for `swap`, or ``None`` for the model's own.
+        """Return the encoding for `swap`, or ``None`` for the model's own encoding.
 
         Args:
             trained: the length that the model was trained at.
-            longest: the longest length that it will read.
+            longest: the longest length that the model will read.
             layer_type: the type of the layers that the encoding is for, if types of layers have different encodings.
         """
         if self.name != "own" and hasattr(model.config, "locant"):
@@ -116,7 +116,7 @@ class PositionOverride:
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
     def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
-        """Return the encoding with which a decoder of the lab reads this length, or ``None`` for its own."""
+        """Return the encoding with which a decoder of the lab reads this length, or ``None`` for its own encoding."""
         own = model.encoding
 
         def rotary() -> Rotary:
@@ -173,7 +173,7 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
 
 
 def _name_of(text: str) -> str:
-    """Return the canonical name of a scaling, of an encoding of `locant list`, or of a value that only exists here."""
+    """Return the canonical name of a scaling, of an encoding in `locant list`, or of a value that only exists here."""
     if text in (*PLAIN, *ALIASES, *BY_CLASS):
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):

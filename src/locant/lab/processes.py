@@ -1,4 +1,4 @@
-"""Train one model in several processes. Each process reads its own part of every batch.
+"""Train one model in several processes, which each read a different part of every batch.
 
 `torchrun` or `accelerate launch` starts the processes and sets the environment variables that describe them. Each
 process holds the whole model and its optimizer. The processes add their gradients before every step, so their weights
@@ -30,7 +30,7 @@ def joined(device: str = "auto") -> Generator[str]:
         device: the kind of device, such as ``cuda``. Each process gets a different device.
 
     Raises:
-        InputError: `device` has a number, but the processes cannot share one device.
+        InputError: `device` has a number. The processes cannot share one device.
     """
     if _num_launched() < 2:
         yield device
@@ -54,7 +54,7 @@ def joined(device: str = "auto") -> Generator[str]:
 
 
 def _num_launched() -> int:
-    """Return the number of processes that a launcher started. A scheduler may set some of the variables without one."""
+    """Return the number of processes that a launcher started. A scheduler may set some of the variables on its own."""
     variables = [os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")]
     return int(variables[0]) if all(variables) and variables[0].isdecimal() else 1
 
@@ -91,7 +91,7 @@ def smallest(number: int, device: torch.device | str) -> int:
 def add_gradients(parameters: Collection[nn.Parameter], loss: float, device: torch.device | str) -> float:
     """Replace the gradients by their sums over all processes, and return the sum of the losses.
 
-    A parameter that has no gradient in any process, such as an expert that no token chose, does not get one.
+    If a parameter has no gradient in any process, like an expert that no token chose, its gradient remains ``None``.
     """
     if world_size() == 1:
         return loss

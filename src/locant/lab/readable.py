@@ -1,7 +1,7 @@
-"""One interface for measuring the trained language models of both kinds of folders.
+"""A common interface for measuring the trained language models in both kinds of folders.
 
-A model is a decoder of `locant train` or a causal language model of `transformers`. Both read a text with their own
-positions or with another encoding. Nothing is trained.
+A folder contains a decoder of `locant train` or a causal language model of `transformers`. Either kind of model can
+read a text with its own positions or with another encoding. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Readable(ABC):
     """A language model that can read texts with other encodings.
 
     Args:
-        module: the model itself.
-        trained: the length that it was trained with, if known.
-        vocab_size: the number of rows in its token table.
+        module: the model.
+        trained: the length that the model was trained with, if known.
+        vocab_size: the number of rows in the token table.
     """
 
     def __init__(self, module: nn.Module, trained: int | None, vocab_size: int) -> None:
@@ -42,19 +42,19 @@ class Readable(ABC):
 
     @abstractmethod
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
-        """Return a module with `losses`, as `Decoder` has it."""
+        """Return a module with a method `losses` like the one of `Decoder`."""
 
     @abstractmethod
     def require_positions(self, longest: int) -> None:
-        """Raise if its table of positions has fewer rows than this."""
+        """Raise if the model's table of positions has fewer rows than `longest`."""
 
     @abstractmethod
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
-        """Return the encoding that replaces its own in texts of this length, or ``None`` if it keeps its own."""
+        """Return the encoding that replaces the model's encoding in texts of this length, or ``None`` to keep it."""
 
     @abstractmethod
     def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        """Read with this encoding, or with the model's own in exact angles, until the block ends."""
+        """Read with this encoding, or with the model's encoding in exact angles, until the block ends."""
 
 
 class _OfTransformers(Readable):
@@ -110,13 +110,13 @@ def is_lab_folder(folder: str | Path) -> bool:
 def read_language_model(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
 ) -> Readable:
-    """Read a language model of this machine: a decoder of `locant train`, or a causal one of `transformers`.
+    """Read a decoder of `locant train` or a causal language model of `transformers` from a local folder.
 
     Args:
-        dtype: the dtype to load it in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
+        dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
 
     Raises:
-        InputError: a folder without such a model, or with a damaged one.
+        InputError: the folder does not contain such a model, or the model is damaged.
     """
     if not is_lab_folder(folder):
         return _OfTransformers(load_model(folder, device=device, dtype=dtype))

@@ -1,7 +1,7 @@
 """The results of an experiment: its records, settings and environment.
 
-The results include everything that decides the outcome. So `changed` recognises a run of something else, and a run that
-was stopped continues with the records that it has. The state of a single training is kept by `locant.lab.resume_state`.
+The results include everything that decides the outcome. So `changed` recognises a different run, and a run that was
+stopped keeps its records and continues. `locant.lab.resume_state` saves the state of a single training.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from locant.lab.settings import TEXT, Settings, size_of
 
 RESULTS, LOCK = "results.json", ".lock"
 SCHEMA = 2
-"""The version of the format of `RESULTS`. The first had no tasks and no version number."""
+"""The version of the format of `RESULTS`. The first version had no tasks and no version number."""
 
 ROUNDED = 1e-6
-"""How far rounding may move a mean beyond the smallest and the largest of its values."""
+"""The largest distance by which rounding may move a mean beyond the smallest or the largest of its values."""
 
 RECORD = "tuning.json"
 """The file that `tune` writes into the folder of the model."""
@@ -61,7 +61,7 @@ def environment(device: str = "cpu") -> dict[str, str | int]:
 
 
 class Losses(NamedTuple):
-    """Nats per token: over all targets, at each position of the window, and in each window."""
+    """The mean nats per token over all targets, at each position of the window, and in each window."""
 
     mean: float
     by_position: list[float]
@@ -79,7 +79,7 @@ class Outcome:
     """The factor of the learning rates."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, ready for JSON: lengths become strings."""
+        """Return the fields, ready for JSON, with lengths as strings."""
         return {
             name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
             for name, value in vars(self).items()
@@ -91,27 +91,27 @@ class Failure(Outcome):
     """A training that ended with an error."""
 
     failed: str
-    """The reason."""
+    """The reason why the training failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured(Outcome):
     train_length: int
     train_loss: float | None
-    """For a text, the mean over the last tenth of the steps. For a task, the last step. ``None`` if not finite."""
+    """For a text, the mean loss over the last tenth of the steps. For a task, the last loss. ``None`` if not finite."""
     num_parameters: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(_Measured):
-    """One measured model. Losses are nats per token on held-out text, and ``None`` if not finite."""
+    """The measurements of one model. Losses are nats per token on held-out text, and ``None`` if not finite."""
 
     loss_by_length: dict[int, float | None]
     loss_by_position: list[float | None]
-    """At each position of the longest windows."""
+    """The loss at each position of the longest windows."""
     loss_by_window: dict[int, list[float | None]]
-    """For each length, in each window, in the order of the text."""
+    """For each length, the loss in each window, in the order of the text."""
     context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
     """For each context length, the loss in each stretch of the same targets: see `in_context`."""
     steps: int = 0
@@ -128,7 +128,7 @@ class Record(_Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecord(_Measured):
-    """One model that was trained on a task, with the shares of rows and of tokens that are right at each length."""
+    """The measurements of one model on a task: the shares of right rows and of right tokens at each length."""
 
     steps: int
     learned: bool
@@ -141,10 +141,10 @@ AnyRecord = Record | TaskRecord
 
 
 def read_record(facts: Mapping[str, Any]) -> AnyRecord:
-    """Return the record that JSON holds.
+    """Return the record with these values from JSON.
 
     Raises:
-        ValueError: not a record, or numbers that do not agree. The message names the damage.
+        ValueError: the values are not a record, or they contradict one another. The message describes the damage.
     """
     if not isinstance(facts, Mapping):
         raise ValueError(f"got {short_repr(facts)} for a record")
@@ -208,7 +208,7 @@ def _require_agreement(record: AnyRecord) -> None:
 
 
 def finite(loss: float) -> float | None:
-    """Return a loss as JSON can hold it: ``None`` if it is not finite."""
+    """Return a loss, or ``None`` if it is not finite, because JSON has no such numbers."""
     return loss if math.isfinite(loss) else None
 
 
@@ -222,7 +222,7 @@ class Results:
     records: tuple[AnyRecord | Failure, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON: lengths become strings, and `text` becomes one of the settings."""
+        """Return plain values, ready for JSON. Lengths become strings, and `text` becomes one of the settings."""
         files = {name: digest for name in self.settings.encodings if (digest := Candidate.of(name).source)}
         return {
             "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,
@@ -241,9 +241,9 @@ RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "doc
 
 
 def recorded(name: str) -> dict[str, Any] | None:
-    """Return the recorded results of a comparison, which ``benchmarks/suite.py`` made, or ``None`` if there are none.
+    """Return the results of a comparison that ``benchmarks/suite.py`` recorded, or ``None`` if they do not exist.
 
-    They contain the tasks that every encoding finished with every seed; ``late`` names the others.
+    They contain the tasks that every encoding finished with every seed. ``late`` names the other tasks.
     """
     file = next((place / f"{name}.json" for place in RECORDED if (place / f"{name}.json").is_file()), None)
     if file is None:
@@ -266,7 +266,7 @@ def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the recorded results of the suite for encodings that these results lack.
 
-    Losses on a text are added only if both read the same text.
+    Losses on a text are added only if both comparisons read the same text.
     """
     recorded = recorded_suite(results["settings"])
     if recorded is None:
@@ -282,11 +282,11 @@ def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ResultsFolder:
-    """A folder for results, which is created if necessary. Files that a comparison did not write are never changed.
+    """A folder for results. It is created if necessary. Files that a comparison did not write are never changed.
 
-    An earlier report stays until the first result of the new one. Any other folder that is not empty is refused, unless
-    `force` allows adding files to it. The context locks the folder for this process, and removes it at the end if
-    nothing was written into it.
+    An earlier report stays until the new comparison has its first result. Any other folder that is not empty is
+    refused, unless `force` allows adding files to it. The context locks the folder for this process. At the end, it
+    removes the folder if nothing was written into it.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
@@ -310,7 +310,7 @@ class ResultsFolder:
             raise InputError(f"got {self.path}, which is not writable", "use a folder that you may write to")
 
     def write(self, results: Mapping[str, Any]) -> None:
-        """Replace the results, and remove the pages and figures of earlier ones."""
+        """Replace the results, and remove the pages and figures of earlier results."""
         write_whole(self.path / RESULTS, json_text(results))
         for name in self._stale:
             (self.path / name).unlink(missing_ok=True)
@@ -344,14 +344,14 @@ def earlier(path: Path) -> dict[str, Any]:
 
 
 def require_known_schema(report: Mapping[str, Any], name: str) -> None:
-    """Raise `InputError` if a newer release, whose format this one does not know, wrote a file of results."""
+    """Raise `InputError` if a newer release wrote a file of results in a format that this release does not know."""
     if isinstance(schema := report.get("schema"), int) and schema > SCHEMA:
         got = f"got {name}, which a newer release of locant wrote: it has schema {schema}, expected {SCHEMA} at most"
         raise InputError(got, "pip install -U locant, or use another folder")
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that differ from those `before`, which were read from JSON.
+    """Return the names of the settings that differ from the settings `before`, which were read from JSON.
 
     >>> changed({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
     ['seed']
@@ -364,7 +364,7 @@ def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) ->
     """Return the report of an earlier run if it is the same run as this one, else an empty dictionary.
 
     Two runs are the same if only `free` settings differ, and if the versions of this package and of torch and the kind
-    of machine are equal. Of the text, the facts are compared that `settings` contain.
+    of machine are equal. Only those facts about the text are compared that `settings` contain.
     """
     report, now = earlier(path), environment()
     try:

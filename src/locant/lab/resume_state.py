@@ -1,7 +1,7 @@
-"""The state of a training that can be killed at any moment: one safetensors file, which is replaced as a whole.
+"""Save the state of a training that can be killed at any moment in a safetensors file, which is replaced as a whole.
 
-It holds the weights, the moments of the optimizer and the states of the random generators. Everything that is not a
-tensor is JSON in its header.
+The file contains the weights, the moments of the optimizer and the states of the random generators. Everything that is
+not a tensor is JSON in the header of the file.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> N
 
 
 def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device as an argument if it has a number. Functions of mps, which is always one, take no argument."""
+    """Return the device as an argument if it has a number. Functions of mps, a single device, take no argument."""
     return () if device.index is None else (device,)
 
 
 @contextmanager
 def wrap_write_errors(path: Path) -> Generator[None]:
-    """Turn an error of the system in writing into an `InputError` of one line. The saved state of the run stays."""
+    """Turn the system's errors in writing into an `InputError` of one line. The saved state of the run stays."""
     try:
         yield
     except (SafetensorError, OSError) as error:
@@ -68,7 +68,7 @@ def wrap_write_errors(path: Path) -> Generator[None]:
 class StateFolder:
     """The folder with the state of an unfinished run, next to the folder that the run will write.
 
-    The context locks it for this process, and removes it at the end if it has no state.
+    The context locks the folder for this process. At the end, it removes the folder if there is no state in it.
     """
 
     def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
@@ -107,7 +107,7 @@ class StateFolder:
     def write(
         self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
     ) -> None:
-        """Replace the state by the current one, between two steps."""
+        """Replace the saved state by the current state. Call this between two steps."""
         tensors = {f"{WEIGHT}.{name}": each.detach() for name, each in parameters.items()}
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}

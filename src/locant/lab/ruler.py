@@ -1,12 +1,12 @@
-"""RULER's questions to a language model: the six tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
+"""Ask a language model RULER's questions, in the six tasks without a corpus (Hsieh et al. 2024, arXiv 2404.06654).
 
-The tasks, their sizes, the number of written tokens and the score are RULER's. Words and wording are from this
-package, so scores are similar to the published ones but not equal. The model always writes the most probable token, and
-the score of a row is the share of its answers that the written text contains.
+The tasks, their sizes, the number of written tokens and the score are the same as in RULER. The words and the wording
+are different, so scores are similar to the published scores but not equal. The model always writes the most probable
+token. The score of a row is the share of its answers that the written text contains.
 
-A truncated row cannot be answered, and a score of zero does not show the reason. So nothing is truncated: a row is as
-long as fits together with the tokens to write. A row whose tokens do not spell all of it is refused, and so is a model
-that reads fewer tokens than it is given. Chat templates are not used.
+A truncated row cannot be answered, and a score of zero does not show the reason. So no row is truncated: it is the
+longest row that fits together with the tokens to write. A row is refused if its tokens do not spell all of it. A model
+is refused if it reads fewer tokens than it is given. Chat templates are not used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Prompt(NamedTuple):
 class RulerTask(NamedTuple):
     """A task of RULER.
 
-    `make` makes a question from random numbers, a size in lines or words, a length and the depth of its needle. `least`
+    `make` makes a question from random numbers, a size in lines or words, a length and the depth of the needle. `least`
     is the smallest size, and `writes` is the largest number of tokens that the model may write.
     """
 
@@ -67,7 +67,7 @@ class RulerTask(NamedTuple):
 
 @cache
 def words() -> list[str]:
-    """Return some two thousand words from the documentation inside Python. They depend on the version of Python."""
+    """Return about two thousand words from the documentation inside Python. They depend on the version of Python."""
     return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
 
 
@@ -114,7 +114,7 @@ def _chain(draw: Random, size: int, letters: int) -> Question:
 
 
 def _word_list(draw: Random, size: int, often: int, seldom: int) -> Question:
-    """Return a question about a list of `size` different words, ten of which occur more often than the others."""
+    """Return a question about a list of `size` different words. Ten of them occur more often than the others."""
     chosen = draw.sample(words(), size) if size <= len(words()) else [*dict.fromkeys(_key(draw) for _ in range(size))]
     items = [*chosen[:COMMON] * often, *chosen[COMMON:] * seldom]
     draw.shuffle(items)
@@ -138,7 +138,7 @@ def _with_example(example: Question, shown: Callable[[Sequence[str]], str], ques
 
 
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
-    """Return a question about coded words. The k-th is as frequent as 1 / k². The first are dots, not words."""
+    """Return a question about coded words. Their frequencies are proportional to 1 / k². The first is dots."""
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
     items = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]
@@ -169,7 +169,7 @@ def score(written: str, answers: Sequence[str]) -> float:
 
 
 def rows(task: str, tokenizer: Tokenizer, length: int, count: int, depth: float | None = None) -> list[Prompt]:
-    """Return `count` rows of a task, always the same ones. If the smallest row does not fit, there are none."""
+    """Return the first `count` rows of a task, or an empty list if the smallest row does not fit."""
     prompts = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
     return [row for row in prompts if row is not None]
 
@@ -178,7 +178,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
     """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest does not fit.
 
     Args:
-        depth: the place of the needle, from 0 to 1 at the end. Default: anywhere, as in RULER.
+        depth: the place of the needle, from 0 at the beginning to 1 at the end. Default: a random place, as in RULER.
 
     Raises:
         InputError: the tokens do not spell the row.
@@ -210,7 +210,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
 
 
 def has_chat_template(folder: str | Path) -> bool:
-    """Return whether a model has a chat template, by its files."""
+    """Return whether the files of a model contain a chat template."""
     path = Path(folder)
     return (path / "chat_template.jinja").is_file() or "chat_template" in earlier(path / "tokenizer_config.json")
 
@@ -219,8 +219,8 @@ def has_chat_template(folder: str | Path) -> bool:
 def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     """Return the most probable text after a prompt. It ends with the last answer, the text or `Prompt.most` tokens.
 
-    If the name of the model's cache is unknown, or if the encoding needs whole texts, there is no cache, and the whole
-    text is read again for each token.
+    Without a cache, the whole text is read again for each token. This is the case if the name of the model's cache is
+    unknown, or if the encoding needs whole texts.
 
     Args:
         model: a model of `transformers`, or a decoder of the lab.
@@ -263,7 +263,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
 
 
 def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the score of a model's answers, with its text for the first prompt, which explains a low score."""
+    """Return the score of a model's answers, and its text for the first prompt to explain a low score."""
     texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {

@@ -1,4 +1,4 @@
-"""Text from a decoder of the lab, or from any module that turns ids into logits."""
+"""Generate text with a decoder of the lab, or with any module that turns ids into logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from locant.spelling import dtype_name
 T = TypeVar("T")
 
 LENGTHS = ("block_size", "context_length", "max_seq_len", "max_position_embeddings", "n_positions", "n_ctx")
-"""Names that models and their configurations use for the largest number of tokens that they read."""
+"""Names of the largest number of tokens that a model can read, in models and their configurations."""
 
 
 @torch.no_grad()
@@ -44,16 +44,16 @@ def generate(
             ``(batch, seq, vocab_size)``, or ``(batch, 1, vocab_size)`` for the last token. It may return them in a
             tuple before other values, or as the entry ``logits`` of a dictionary or of an output of `transformers`.
         ids: the prompt, one row or a batch of rows of one length.
-        temperature: scores are divided by it before the softmax; 0 takes the most probable token.
+        temperature: scores are divided by the temperature before the softmax. 0 takes the most probable token.
         top_k: draw only from the `top_k` most probable tokens.
-        seed: for the draws. The same seed gives the same tokens.
-        max_seq_len: the model reads only this many last tokens of a longer row, and their positions count from 0.
-            Default: no limit for a `Decoder`. For another module, the number that it or its configuration states as
-            ``block_size``, ``context_length``, ``max_seq_len``, ``max_position_embeddings``, ``n_positions`` or
-            ``n_ctx``, if there is one.
+        seed: the seed of the draws. The same seed gives the same tokens.
+        max_seq_len: the largest number of tokens that the model reads. Of a longer row, it reads the last tokens, with
+            positions from 0. Default: no limit for a `Decoder`. For another module, the number that it or its
+            configuration states as ``block_size``, ``context_length``, ``max_seq_len``, ``max_position_embeddings``,
+            ``n_positions`` or ``n_ctx``, if there is one.
 
     Raises:
-        RangeError: more tokens than a table of learned positions has rows, or than the model can read.
+        RangeError: there are more tokens than a table of learned positions has rows, or than the model can read.
         ShapeError: the model returned no logits.
 
     >>> from locant.positions import PositionEncoding
@@ -138,9 +138,9 @@ def _from_decoder(model: Decoder, rows: Tensor, num_tokens: int, draw: _Draw) ->
 
 
 def cached_or_whole(read: Callable[[bool], T]) -> T:
-    """Return what a function returns with a cache or, if that raises a `LocantError`, without one.
+    """Call a function with a cache or, if it raises a `LocantError`, without a cache. Return its result.
 
-    A convolution reads the neighbours of a token, which no cache holds, so its encoding needs whole texts.
+    For example, a convolution reads the neighbours of a token, which no cache contains, so it needs whole texts.
     """
     try:
         return read(True)
@@ -155,7 +155,7 @@ def _from_module(model: Any, rows: Tensor, num_tokens: int, draw: _Draw, longest
         try:
             returned = model(read)
         except (AssertionError, IndexError, RuntimeError) as error:
-            if read.shape[1] == rows.shape[1]:  # the prompt itself fails: the model's error gives the reason
+            if read.shape[1] == rows.shape[1]:  # the model fails on the prompt, and its error gives the reason
                 raise
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             got = f"got {read.shape[1]} tokens, one more than the model has read before, which it cannot read: {why}"
@@ -204,7 +204,7 @@ def _describe(returned: Any) -> str:
 
 
 def _stated_length(model: Any) -> int | None:
-    """Return the largest number of tokens that a model states, or ``None`` if it states none."""
+    """Return the largest number of tokens that a model states, or ``None`` if it does not state any."""
     for holder in (model, *(getattr(model, name, None) for name in ("config", "cfg"))):
         for name in LENGTHS:
             value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
@@ -215,7 +215,7 @@ def _stated_length(model: Any) -> int | None:
 
 @contextmanager
 def _in_eval_mode(model: Any) -> Generator[None]:
-    """Switch dropout off until the block ends. Afterwards each part has its former mode."""
+    """Switch dropout off until the block ends. Then restore the mode of each part."""
     modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
     for part, _ in modes:
         part.training = False

@@ -1,4 +1,4 @@
-"""The settings of a comparison and their defaults. It does not import torch, because ``--help`` reads the defaults."""
+"""The settings of a comparison and their defaults. This module does not import torch, because ``--help`` reads it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from locant.arguments import entries, flag, one_of, real, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
-"""The vocabulary of a tokenizer trained on the text: small, so that a small model learns fast in fast steps."""
+"""The vocabulary size of a tokenizer trained on the text. It is small, so that small models learn in fast steps."""
 
 MAX_STEPS = 300
 MAX_EPOCHS = 16
-"""Beyond about 16 epochs, more repetitions hardly help: Muennighoff et al. 2023, arXiv 2305.16264."""
+"""The largest number of epochs. More repetitions hardly help (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
 TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
-"""The largest number of steps. A training ends earlier if the task is learned. Two layers do not learn to copy."""
+"""The settings for tasks. A training ends early if the task is learned. Two layers do not learn to copy."""
 
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
-"""The lengths at which a model is measured on a task, in trained lengths."""
+"""The lengths at which a model is measured on a task, as multiples of the trained length."""
 
 SWEEP_SEED = 2**31 - 1
 """The seed of trainings that choose learning rates. They read neither the held-out text nor the measured rows."""
 
 TEXT = "text"
-"""The name of the task to learn a text of the caller."""
+"""The name of the task of learning the caller's text."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
@@ -46,14 +46,14 @@ SUITES: dict[str, dict[str, Any]] = {
         "rates": (0.5, 1.0, 2.0),
     },
 }
-"""The settings that a suite fixes. All others have defaults. Its first, hardest task chooses the learning rates."""
+"""The settings that each suite fixes. The others have defaults. The first task is the hardest and chooses the rates."""
 
 CHECKS: dict[str, Callable[..., Any]] = {
     "int": partial(whole, low=1),
     "float": partial(real, above=0),
     "bool": lambda name, value, remedy: flag(name, value),
 }
-"""The usual checks of settings, by the type in their annotation."""
+"""The usual checks of settings by the type in their annotation."""
 
 REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
 
@@ -63,25 +63,27 @@ class Settings:
     """All settings that decide the outcome of `compare`, apart from the text.
 
     Args:
-        encodings: names of encodings. ``rotary+yarn`` is rotary, scaled by YaRN beyond the trained length.
+        encodings: names of encodings. ``rotary+yarn`` is scaled by YaRN beyond the trained length.
             ``rotary@randomized`` is trained and read at randomised positions.
         tasks: names of `locant.lab.tasks`, or ``text``.
         train_length: tokens per window in training.
-        multiples: the lengths of text to measure at, in training lengths.
-        task_length: items in the longest row of a task in training; `TASK_MULTIPLES` of it are measured.
+        multiples: the lengths of text to measure at, as multiples of the training length.
+        task_length: items in the longest row of a task in training. Rows of `TASK_MULTIPLES` times this length are
+            measured.
         seeds: every encoding is trained once with each seed.
-        num_steps: default: for a text `MAX_STEPS` or the steps of `MAX_EPOCHS` epochs, whichever are fewer; for a task
-            up to `TASK_STEPS`, until it is learned.
+        num_steps: the number of training steps. For a text, the default is `MAX_STEPS`, or the steps of `MAX_EPOCHS`
+            epochs if these are fewer. For a task, it is up to `TASK_STEPS`, until the task is learned.
         minutes: choose `num_steps` so that all trainings together take this time.
         batch_size: windows of a text, or rows of a task, per step. Default: `TEXT_BATCH` and `TASK_BATCH`.
         learning_rate: the peak rate for a text. The rates for tasks are in `locant.lab.task_learning`.
-        rates: factors of the learning rates. If there are several, the best is found for each encoding, on the text and
-            on the first of the other tasks, with a seed that no measured training has.
-        d_model: width of the decoder. The width of each head has to be even.
-        num_layers: default: `TEXT_LAYERS` and `TASK_LAYERS`.
-        device: such as ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one at
-            a time.
-        suite: a name of `SUITES`, which fixes all but the encodings and the size of the model, one of `SIZES`.
+        rates: factors of the learning rates. If there are several, the best factor is found for each encoding, on the
+            text and on the first of the other tasks. These trainings use a seed that no measured training has.
+        d_model: the width of the decoder. The width of each head has to be even.
+        num_layers: the number of layers. Default: `TEXT_LAYERS` and `TASK_LAYERS`.
+        device: for example ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one
+            at a time.
+        suite: a name in `SUITES`. It fixes all settings except the encodings and the size of the model, which is one of
+            `SIZES`.
 
     >>> Settings(train_length=128).lengths
     (128, 256, 512, 1024)
@@ -148,7 +150,7 @@ class Settings:
         return tuple(dict.fromkeys(max(1, round(self.task_length * multiple)) for multiple in TASK_MULTIPLES))
 
     def steps_for(self, num_tokens: int | None = None) -> int:
-        """Return the training steps for a text of `num_tokens`; without it, the largest number for a task.
+        """Return the number of training steps for a text of `num_tokens`, or by default the largest number for a task.
 
         >>> Settings().steps_for(200_000), Settings().steps_for(5_000), Settings().steps_for()
         (300, 39, 2000)
@@ -173,14 +175,14 @@ class Settings:
 def check_settings(
     settings: Any, remedies: Mapping[str, Any], *, drop_repeats: bool = False, **checks: Callable[..., Any]
 ) -> None:
-    """Replace the settings of a frozen dataclass by what their checks return.
+    """Replace the settings of a frozen dataclass by the return values of their checks.
 
-    A check gets the name, the value and the remedy, and it gets each entry of a tuple. Numbers without one have to be
-    positive. ``None`` is only allowed if it is the default, and so is an empty tuple. A repeated entry of a tuple is an
-    error, unless `drop_repeats`.
+    A check is called with the name, the value and the remedy. For a tuple, it is called with each entry. Numbers
+    without a check have to be positive. ``None`` and an empty tuple are only allowed if they are the default. A
+    repeated entry of a tuple is an error, unless `drop_repeats`.
 
     Args:
-        remedies: a remedy, or the value that a remedy sets, for settings whose default would be no help.
+        remedies: a remedy, or the value that a remedy sets, for settings whose default would not help.
     """
     for field in fields(settings):
         name, default, value = field.name, field.default, getattr(settings, field.name)
@@ -202,7 +204,7 @@ def check_settings(
 
 
 def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a suite fixes, none without a suite. Raise `RangeError` if `given` contradicts them."""
+    """Return the settings that a suite fixes, if there is a suite. Raise `RangeError` if `given` contradicts them."""
     if not suite:
         return {}
     own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
@@ -216,13 +218,13 @@ def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_one_duration(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` if both steps and minutes are given for the length of a training."""
+    """Raise `InputError` if both steps and minutes limit a training."""
     if None not in (given.get("num_steps"), given.get("minutes")):
         raise InputError("got both steps and minutes", Remedy("use {} or {} alone", num_steps=..., minutes=...))
 
 
 def size_of(settings: Mapping[str, Any]) -> str:
-    """Return the name in `SIZES` of these settings' model, or an empty string for any other size.
+    """Return the name of the model's size in `SIZES`, or an empty string for any other size.
 
     >>> size_of(vars(Settings(d_model=192, num_layers=4, num_heads=6))), size_of(vars(Settings(num_layers=1)))
     ('small', '')

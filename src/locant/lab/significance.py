@@ -1,14 +1,14 @@
-"""Decide whether a difference is clear: at most one in twenty comparisons of equal encodings finds a clear difference.
+"""Decide whether a difference is clear. At most one in twenty comparisons of equal encodings finds a clear difference.
 
-All intervals of the lab are two-sided, by Student's t. If several hold together, each is widened by Bonferroni's rule.
-The best encoding is chosen among all encodings, so all pairs of them count.
+All intervals of the lab are two-sided and use Student's t. If several intervals hold together, each is widened by
+Bonferroni's rule. The best encoding is chosen among all encodings, so all pairs of encodings count.
 
 The spread over seeds is pooled over all encodings in a comparison, as in an analysis of variance, because two or three
-seeds of one encoding are too few to estimate it. An encoding with a larger spread counts with its own deviation.
+seeds of one encoding are too few to estimate it. If an encoding has a larger spread, its own deviation is used.
 
-One in twenty holds for encodings with equal spreads, normally distributed. In simulations it was 7 % for two encodings
-of two seeds with shares near 0 and 1, up to 12 % if a single encoding spreads much more than the others, and 10 to 29 %
-if that encoding also has fewer seeds.
+The limit of one in twenty holds for normal distributions with equal spreads. In simulations, the share was 7 % for two
+encodings of two seeds with shares of right rows near 0 and 1. It was up to 12 % if a single encoding spreads much more
+than the others, and 10 to 29 % if that encoding also has fewer seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seeds = tuple[float, int]
 """The standard deviation over the seeds of an encoding, and the number of seeds."""
 
 LEVEL = 0.05
-"""The largest share of comparisons of equal encodings in which any difference is called clear."""
+"""The largest share of comparisons of equal encodings that may find a clear difference."""
 
 
 def tail(comparisons: int = 1) -> float:
@@ -33,7 +33,7 @@ def tail(comparisons: int = 1) -> float:
 
 
 def margin_of_mean(deviation: float, count: int, comparisons: int = 1) -> float:
-    """Return half of the interval of the mean of `count` values, two or more, with this standard deviation.
+    """Return half of the interval of the mean of two or more values with this standard deviation.
 
     >>> round(margin_of_mean(1.0, 16), 3)  # 2.131 / 4
     0.533
@@ -61,7 +61,7 @@ class Spread:
         return cls(max(1, math.comb(len(encodings), 2)), squares / freedom if freedom else math.nan, freedom)
 
     def margin(self, one: Seeds, other: Seeds) -> float:
-        """Return half of the interval of the difference of two encodings. It is infinite if no encoding has two seeds.
+        """Return half of the interval of the difference between two encodings, infinite if no encoding has two seeds.
 
         >>> round(Spread.of([(0.1, 2), (0.1, 2)]).margin((0.1, 2), (0.1, 2)), 4)  # 4.303 * 0.1
         0.4303
@@ -74,13 +74,13 @@ class Spread:
 
 @functools.lru_cache(maxsize=256)
 def student(share: float, freedom: int) -> float:
-    """Return the quantile of Student's t: the tangent of an angle whose density is a power of its cosine.
+    """Return the quantile of Student's t, which is the tangent of an angle whose density is a power of its cosine.
 
     >>> [round(student(share, freedom), 3) for share, freedom in ((0.975, 2), (0.975, 9), (0.999, 9))]
     [4.303, 2.262, 4.297]
     """
     even = np.linspace(0, 1, 20_001)
-    from_end = math.pi / 2 * even**2 * (3 - 2 * even)  # dense at both ends, where most of the mass can be
+    from_end = math.pi / 2 * even**2 * (3 - 2 * even)  # dense at both ends, because most of the mass can be there
     density = np.sin(from_end) ** (freedom - 1)
     shares = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) * np.diff(from_end))])
     return math.sqrt(freedom) / math.tan(np.interp(2 * (1 - share), shares / shares[-1], from_end))

@@ -1,6 +1,6 @@
 """Summarise the records of a comparison: means, the spread over seeds and windows, and clear differences.
 
-The input is the plain dictionaries of `results.json`, so a report can be made again from the file alone.
+The input has the form of `results.json`, so a report can be repeated from this file alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENOUGH_WINDOWS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One loss over all seeds, in nats per token. The standard deviation is 0 if there is one seed."""
+    """The mean of a loss over all seeds, in nats per token, and its standard deviation, which is 0 for one seed."""
 
     mean: float
     low: float
@@ -31,7 +31,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Cell | None:
-        """Return a cell, or ``None`` if any value is not finite: the mean of the others would look too good."""
+        """Return a cell, or ``None`` if any value is not finite, because the mean of the others would look too good."""
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if not finite or len(finite) < len(values):
             return None
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One encoding. `by_window` has the mean over seeds in each window of a length."""
+    """The losses of one encoding. `by_window` contains the mean over seeds in each window of a length."""
 
     encoding: str
     num_seeds: int
@@ -52,10 +52,10 @@ class Row:
     by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
     """The losses of the same targets by context length. See `locant.lab.text_learning.in_context`."""
     far: Cell | None = None
-    """The loss with the longest context minus the loss with the shortest, over seeds. Below 0, far tokens are used."""
+    """The loss with the longest context minus the loss with the shortest context. Below 0, far tokens are used."""
 
     def in_context(self, length: int) -> float | None:
-        """Return the mean loss of targets with `length` tokens before each."""
+        """Return the mean loss of targets that have `length` tokens before them."""
         losses = _means(self.by_stretch.get(length, ()))
         return None if losses is None else float(losses.mean())
 
@@ -76,15 +76,15 @@ class Row:
         return loss.mean / base.mean if loss and base and base.mean > 0 else None
 
     def margin(self, length: int) -> float | None:
-        """Return half of the 95 % interval of the mean loss over the windows of a length, or ``None`` with too few."""
+        """Return half of the 95 % interval of the mean loss over windows of a length, or ``None`` for too few."""
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
     def rises_from(self, train_length: int, share: float) -> int | None:
         """Return the position from which the loss stays a `share` above its trained level, or ``None`` if it does not.
 
-        From there on, every stretch of ``train_length / 4`` tokens is above. A rise that is shorter than a training
-        length does not count, because a few hard tokens can cause it.
+        From this position on, every stretch of ``train_length / 4`` tokens is above that level. A rise that is shorter
+        than a training length does not count, because a few hard tokens can cause it.
         """
         losses = [cell.mean if cell else math.nan for cell in self.by_position]
         level = statistics.fmean(losses[train_length // 2 : train_length])
@@ -100,22 +100,23 @@ class Row:
     def is_clear(
         self, length: int, other: Row, other_length: int, *, among: Sequence[Row] = (), comparisons: int | None = None
     ) -> bool:
-        """Return whether the losses of two rows differ by more than chance. There is no other rule for this.
+        """Return whether the losses of two rows differ by more than chance. All reports use this rule.
 
         There have to be `ENOUGH_WINDOWS`. The difference has to be larger than its 95 % interval over seeds, unless no
-        row has two seeds. And 0 has to lie outside the 95 % interval of the differences, window by window, because all
-        models read the same windows. If the lengths differ, the shorter windows within each longer one are averaged.
+        row has two seeds. Also, 0 has to lie outside the 95 % interval of the differences, which are taken window by
+        window, because all models read the same windows. If the lengths differ, the shorter windows within each longer
+        window are averaged.
 
         Args:
-            among: all rows that are compared with one another at `length`; the intervals hold for all pairs at once.
-            comparisons: the number of intervals over windows that hold at once, if it is not the number of all pairs.
+            among: all rows that are compared with one another at `length`. The intervals hold for all pairs at once.
+            comparisons: the number of intervals over windows that hold at once. Default: the number of all pairs.
         """
         longer = max(length, other_length)
         losses, other_losses = self._segments(length, longer), other._segments(other_length, longer)
         cell, other_cell = self.by_length.get(length), other.by_length.get(other_length)
         if losses is None or other_losses is None or not cell or not other_cell:
             return False
-        both = min(len(losses), len(other_losses))  # in the last segment, no window of the other length may begin
+        both = min(len(losses), len(other_losses))  # the other length may have no window in the last segment
         differences = losses[:both] - other_losses[:both]
         pair = (cell.deviation, self.num_seeds), (other_cell.deviation, other.num_seeds)
         spread = Spread.of(
@@ -126,7 +127,7 @@ class Row:
         return not spread.freedom or abs(cell.mean - other_cell.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
-        """Return mean losses in segments of `longer` tokens of windows of `length`, or ``None`` if any is missing."""
+        """Return mean losses of windows of `length` in segments of `longer` tokens, or ``None`` if one is missing."""
         losses = _means(self.by_window.get(length, ()))
         if losses is None:
             return None
@@ -135,7 +136,7 @@ class Row:
 
 
 def _means(cells: Sequence[Cell | None]) -> np.ndarray | None:
-    """Return the means of cells, or ``None`` if any is missing or if there are none."""
+    """Return the means of cells, or ``None`` if a cell is missing or if there are no cells."""
     means = [cell.mean for cell in cells if cell]
     return np.array(means) if means and len(means) == len(cells) else None
 
@@ -153,16 +154,16 @@ class Summary:
     rows: tuple[Row, ...]
     unigram_loss: float | None
     bigram_loss: float | None
-    """The losses of `locant.lab.text_learning.count`, or ``None`` if they were not computed."""
+    """The losses from `locant.lab.text_learning.count`, or ``None`` if they were not computed."""
 
     @property
     def num_seeds(self) -> int:
-        """The fewest seeds of any encoding: an interrupted comparison has fewer for some."""
+        """The smallest number of seeds of an encoding. After an interruption, some encodings have fewer seeds."""
         return min(row.num_seeds for row in self.rows)
 
     @property
     def base_length(self) -> int:
-        """The length that others are compared with: the training length, or else the shortest that was measured."""
+        """The length that others are compared with: the training length if measured, else the shortest length."""
         return self.train_length if self.train_length in self.lengths else self.lengths[0]
 
     def num_windows(self, length: int) -> int:
@@ -182,7 +183,7 @@ class Summary:
         return [row for row in self.ranked(length) if row.by_length.get(length)]
 
     def leaders(self, length: int) -> list[Row]:
-        """Return the rows that may be called best: the one with the lowest loss, and all that do not clearly differ.
+        """Return the row with the lowest loss, and all rows that do not clearly differ from it.
 
         The list is empty if it would contain all rows, or if there is not enough text.
         """
@@ -194,7 +195,7 @@ class Summary:
         return leaders if len(leaders) < len(measured) else []
 
     def ranked(self, length: int) -> list[Row]:
-        """Return all rows, the lowest loss first, and those without a finite loss last."""
+        """Return all rows, the lowest loss first. Rows without a finite loss are last."""
         return sorted(self.rows, key=lambda row: cell.mean if (cell := row.by_length.get(length)) else math.inf)
 
 
@@ -224,7 +225,7 @@ def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]
         return [record[kind].get(str(length), missing) for record in records]
 
     stretches = [record.get("context_loss_by_stretch", {}) for record in records]
-    contexts = stretches[0] if all(stretches) else {}  # older results have none
+    contexts = stretches[0] if all(stretches) else {}  # older results have no contexts
     return Row(
         encoding=name,
         num_seeds=len(records),

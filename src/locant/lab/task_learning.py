@@ -1,12 +1,14 @@
-"""Train a decoder on a task: on rows of every length up to the trained one, until it has learned them.
+"""Train a decoder on a task, on rows of every length up to the trained length, until it has learned them.
 
-Matrices of attention and MLP are trained with Muon (Jordan et al. 2024), all other parameters with AdamW. In this way
-two layers with rotary positions learn to recall 12 pairs in 600 steps, but with AdamW alone nothing in 1 500 steps.
+Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW trains all other parameters. With both
+optimizers, two layers with rotary positions learn to recall 12 pairs in 600 steps. With AdamW alone, they do not learn
+it in 1 500 steps.
 
 The learning rate is constant until half of the longest trained rows are right, or until two thirds of the steps are
-spent. Then it falls to zero in as many steps. If not enough rows are right by then, it falls once more, from half of
-its first value. So a model that learns more slowly gets more steps, and their number is recorded. If the rate stayed
-high, every fifth row of 12 symbols would be copied with a mistake for a thousand steps more.
+taken. Then it falls to zero in the same number of steps. If not enough rows are right at the end, the rate starts again
+at half of its first value and falls until the last step. So a model that learns more slowly takes more steps, and their
+number is recorded. With a constant high rate, every fifth row of 12 symbols would be copied with a mistake for another
+thousand steps.
 """
 
 from __future__ import annotations
@@ -31,35 +33,35 @@ WARMUP = 20
 """The number of steps in which the rate rises."""
 
 CHECK = 50
-"""The number of steps between two checks of how many of the longest trained rows are right."""
+"""The number of steps between two checks of the share of the longest trained rows that are right."""
 
 HALF = 0.5
 """The share of right rows that ends the constant rate."""
 
 CONSTANT = 2 / 3
-"""The share of all steps after which the constant rate ends at the latest."""
+"""The largest share of all steps that may have the constant rate."""
 
 FALLING = 150
-"""The fewest steps in which the rate falls."""
+"""The smallest number of steps in which the rate falls."""
 
 AGAIN = 0.5
-"""The share of the rate with which a model starts again if it has not learned enough. It falls until the end."""
+"""The share of the rate with which a model starts again if it has not learned enough."""
 
 ROWS = 128
-"""The number of rows that measure a model at each length. They are always the same."""
+"""The number of rows that measure a model at each length. All models read the same rows."""
 
 LEARNED = 0.9
-"""The share of the longest trained rows that has to be right for a task to be learned."""
+"""The share of the longest trained rows that has to be right for the task to count as learned."""
 
 ENOUGH = 0.96
-"""The share that ends a training: two standard deviations of `ROWS` other rows above `LEARNED`."""
+"""The share that ends a training. It is two standard deviations of the share in `ROWS` other rows above `LEARNED`."""
 
 CHUNK = 32
 """The number of rows that are read at once when nothing is trained."""
 
 IGNORED = -100  # the value that torch's loss ignores
 MEASURED, ASKED, CHOOSING = range(3)
-"""Seeds of the rows for the reported accuracies, for the decision when a rate falls, and for learning rates."""
+"""Seeds of the rows for the reported accuracies, for deciding when the rate falls, and for choosing learning rates."""
 
 
 class Accuracy(NamedTuple):
@@ -70,14 +72,14 @@ class Accuracy(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """The end of a training: the number of its steps, and the loss at the last one, in nats per token."""
+    """The number of steps that a training took, and the loss at the last step, in nats per token."""
 
     steps: int
     loss: float
 
 
 class Batch(NamedTuple):
-    """Rows, padded with zeros at the end, and the next token for each token, or `IGNORED` if it does not count."""
+    """Rows padded with zeros at the end, and the next token for each token, or `IGNORED` if that does not count."""
 
     ids: Int[Tensor, "batch seq"]
     targets: Int[Tensor, "batch seq"]
@@ -113,7 +115,7 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 def accuracy(
     model: Any, candidate: Candidate, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """Return the accuracy of a `Decoder` in rows of `length` items. No row that it reads exceeds `longest` tokens."""
+    """Return the accuracy of a `Decoder` in rows of `length` items. Its longest rows have `longest` tokens."""
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):
@@ -128,11 +130,11 @@ def learn(
     model: Decoder, candidate: Candidate, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
     rate: float, seed: int, on_step: OnStep | None = None,
 ) -> Learned:  # fmt: skip
-    """Train a model in place on rows of 1 to `length` items, until they are learned, for `num_steps` at most.
+    """Train a model in place on rows of 1 to `length` items until they are learned, for at most `num_steps`.
 
     Args:
         longest: tokens in the longest row that will be read.
-        rate: a factor of both learning rates.
+        rate: a factor of the two learning rates.
     """
     random, optimizers, losses = Random(seed), _optimizers(model, rate), list[float]()
 

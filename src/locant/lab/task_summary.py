@@ -1,9 +1,9 @@
-"""Summarise the records of tasks: how far beyond its trained length each encoding is right, and clear differences.
+"""Summarise the records of tasks: the effective length of each encoding, and clear differences between encodings.
 
-No conclusion is drawn from a model that has not learned the trained length. The effective length of a training is the
-longest measured length up to which nine of ten rows are right, at every length from the trained one on (the term is
-from Hsieh et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is the summary of Kazemnejad et al. 2023
-(arXiv 2305.19466): it is 1 for an encoding that is the best in each task.
+A model that has not learned the trained length allows no conclusion. The effective length of a training is the longest
+measured length up to which nine of ten rows are right at every length beyond the trained length (the term is from Hsieh
+et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is a summary from Kazemnejad et al. 2023 (arXiv
+2305.19466). It is 1 for an encoding that is the best in each task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RIGHT = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One encoding on one task, over the seeds that learned it."""
+    """The results of one encoding on one task, over the seeds that learned the task."""
 
     task: str
     encoding: str
@@ -36,7 +36,7 @@ class Score:
     steps: tuple[int, ...]
     """The number of training steps for each seed that learned the task."""
     failed: str = ""
-    """The reason of a failed training, if there is one."""
+    """The reason why a training failed, or an empty string."""
 
     @property
     def num_learned(self) -> int:
@@ -54,21 +54,22 @@ class Score:
 
     @property
     def effective_length(self) -> float | None:
-        """The median over the seeds that learned the task, or ``None`` if not `has_learned`."""
+        """The median effective length over the seeds that learned the task, or ``None`` if not `has_learned`."""
         return float(statistics.median(self.effective_lengths)) if self.has_learned else None
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """For each seed that learned the task, the mean share over the lengths beyond the trained one."""
+        """For each seed that learned the task, the mean share of right rows beyond the trained length."""
         longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
         return tuple(map(statistics.fmean, zip(*longer, strict=True)))
 
     def is_clear(self, other: Score, among: Sequence[Score] = ()) -> bool:
         """Return whether two scores differ beyond the trained length by more than chance.
 
-        The difference of the means has to exceed its 95 % interval over seeds, and the widest 95 % interval that shares
-        of `ROWS` rows per length can have. Both intervals hold at once for all pairs of the encodings `among` which
-        these two were chosen (`locant.lab.significance`). With one seed, no difference is clear.
+        The difference between the means has to exceed its 95 % interval over seeds. It also has to exceed the widest
+        possible 95 % interval for shares of `ROWS` rows per length. The two intervals hold at once for all pairs of the
+        encodings `among` which these two were chosen (`locant.lab.significance`). With one seed, no difference is
+        clear.
         """
         if min(self.num_learned, other.num_learned) < 2:
             return False
@@ -90,7 +91,7 @@ class Score:
 
 
 def scores(results: Mapping[str, Any]) -> list[Score]:
-    """Return a score for each task and encoding of a `results.json`, in its order."""
+    """Return a score for each task and encoding in a `results.json`, in the order of its records."""
     by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for record in results["records"]:
         if record.get("task", TEXT) != TEXT and record["seed"] in results["settings"]["seeds"]:
@@ -117,7 +118,7 @@ def _score(task: str, encoding: str, records: Sequence[Mapping[str, Any]]) -> Sc
 def reciprocal_ranks(all_scores: Sequence[Score]) -> dict[str, float]:
     """Return the mean reciprocal rank of each encoding over the tasks that it learned.
 
-    In each task, encodings that are not clearly different from the first of a rank share it.
+    In each task, encodings share a rank if they are not clearly different from the first encoding of this rank.
     """
     ranks: dict[str, list[float]] = {}
     for task in dict.fromkeys(score.task for score in all_scores):

@@ -1,8 +1,9 @@
-"""Generated tasks: their rows can have any length, the right answer is known, and no text is needed.
+"""Generated tasks. Their rows can have any length, the right answer is known, and no text is needed.
 
-A row is a prompt and an answer, made of small numbers. A model reads both. It is trained and measured on the tokens of
-the answer that count, which are determined by the tokens before them. A row is right if each of these tokens is the
-most probable one. If all tokens of an answer count, the model would write the answer by itself.
+A row consists of a prompt and an answer, as small numbers. A model reads the whole row. It is trained and measured on
+those tokens of the answer that count. The tokens before them determine these tokens. A row is right if the model finds
+each of these tokens the most probable. If all tokens of an answer count, the model would also write a right answer by
+itself.
 
 A length is a number of items, such as digits, pairs, symbols or commands.
 """
@@ -41,11 +42,11 @@ class Task(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """The number of tokens, which are the numbers below it."""
+        """The number of different tokens. The tokens are the numbers below it."""
 
     @property
     def longest(self) -> int | None:
-        """The largest length with enough different symbols; ``None`` for no limit."""
+        """The largest length with enough different symbols, or ``None`` if there is no limit."""
         return None
 
     @abstractmethod
@@ -56,7 +57,7 @@ class Task(ABC):
         """Return a row of `length` items. The same random numbers make the same row.
 
         Raises:
-            RangeError: a length below 1 or above `longest`.
+            RangeError: the length is below 1 or above `longest`.
 
         >>> Sort().row(Random(0), 4)
         Row(prompt=[13, 12, 6, 4, 16], answer=[4, 6, 12, 13], counts=None)
@@ -64,13 +65,13 @@ class Task(ABC):
         return self.make(random, whole("length", length, 1, self.longest, remedy=f"length={self.longest or 12}"))
 
     def numbers_of(self, length: int) -> list[int]:
-        """Return the number of digits of each number in a row like ``653+49=207``; empty for other tasks."""
+        """Return the number of digits of each number in a row like ``653+49=207``, or an empty list for other tasks."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement(Task):
-    """Symbols, a mark, and the same symbols in an order that a subclass defines."""
+    """Symbols, a mark, and the same symbols in the order that a subclass defines."""
 
     symbols: int = 16
 
@@ -110,10 +111,10 @@ class Sort(Arrangement):
 
 @dataclass(frozen=True, kw_only=True)
 class Addition(Task):
-    """Two numbers of `length` digits and their sum, all with the units first.
+    """Two numbers of `length` digits and their sum, each with the units first.
 
-    With hints, each digit follows a mark, which is the same for digits of the same significance. The first mark is
-    random (Zhou et al. 2024, arXiv 2402.09371).
+    With hints, each digit follows a mark. Digits of the same significance have the same mark. The first mark is random
+    (Zhou et al. 2024, arXiv 2402.09371).
     """
 
     paper = "2402.09371"
@@ -162,7 +163,7 @@ class Parity(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
-    """Keys with values, then each key again in another order, with the question for its value (Arora et al. 2023)."""
+    """Keys with values, then each key again in another order, as a question about its value (Arora et al. 2023)."""
 
     paper = "2312.04927"
     keys: int = 64
@@ -186,7 +187,7 @@ class Recall(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(Task):
-    """Noise of `length` tokens with a mark and a key somewhere, which is the answer (Mohtashami & Jaggi 2023)."""
+    """Noise of `length` tokens with a mark and a key in it. The key is the answer (Mohtashami & Jaggi 2023)."""
 
     paper = "2305.16300"
     symbols: int = 16
@@ -204,7 +205,7 @@ class PassKey(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexing(Task):
-    """Different symbols, then questions: which symbol is this far to the left or to the right of another one?
+    """Different symbols, then questions for the symbol at some distance to the left or right of another symbol.
 
     This is the indirect indexing of PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534).
     """
@@ -254,7 +255,7 @@ class FlipFlop(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Brackets(Task):
-    """Brackets of several kinds, some of them still open. The answer closes these, from the last to the first."""
+    """Brackets of several kinds, some of them still open. The answer closes them, from the last to the first."""
 
     kinds: int = 4
 
@@ -297,7 +298,7 @@ class Commands(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(Task):
-    """Two numbers, and all `length` numbers from the first to the second. Each number is a token."""
+    """Two numbers, and all `length` numbers from the first number to the second. Each number is a token."""
 
     largest: int = 64
 
@@ -343,11 +344,11 @@ def _own(registry: Registry[Task]) -> None:
 
 
 TASKS = Registry[Task]("task", "locant.tasks", _check, own=_own)
-"""All tasks. A package adds its tasks by entry points of the group ``locant.tasks``: a name, and an object."""
+"""All tasks. A package adds a task by an entry point of the group ``locant.tasks``, with its name and its object."""
 
 
 def task(name: str) -> Task:
-    """Return the task with a name. Raise `RangeError` with the nearest name for an unknown one.
+    """Return the task with a name. For an unknown name, raise `RangeError` with the nearest name.
 
     >>> task("counting").row(Random(0), 4)
     Row(prompt=[54, 57, 64], answer=[54, 55, 56, 57], counts=None)

@@ -26,26 +26,26 @@ WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.1
 CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
-EVAL_TOKENS = 8_192  # tokens per batch of windows; a longer window is read alone
+EVAL_TOKENS = 8_192  # tokens per batch of windows, unless a single window is longer
 OVERLAP = 8
 """The number of times that each token is read if windows overlap."""
 
 STRETCHES = 16
-"""The largest number of stretches that are read with full context: enough to find a difference in any text."""
+"""The largest number of stretches that are read with full context. It is enough to find a difference in any text."""
 
 BUILDING = threading.Lock()  # torch has one generator for all threads
 
 OnStep = Callable[[int, float], None]
-"""Called after every step with its number, from 1, and its loss."""
+"""Called after every step with its number, starting at 1, and its loss."""
 
 
 def build(
     candidate: Candidate, seed: int, vocab_size: int, settings: Settings, *, longest: int, task: str = TEXT
 ) -> Decoder:
-    """Build an untrained model. Encodings draw after the weights, so weights that all models share start the same.
+    """Build an untrained model. The encoding's weights are drawn last, so the shared weights of all models are equal.
 
     Args:
-        longest: tokens in the longest row that it will read, for a table of positions.
+        longest: tokens in the longest row that the model will read, for a table of positions.
     """
 
     def decoder(encoding: PositionEncoding) -> Decoder:
@@ -61,7 +61,7 @@ def build(
 
 
 def shape(settings: Settings, longest: int) -> ModelShape:
-    """Return the sizes for an encoding. A table of positions gets `longest` rows."""
+    """Return the sizes for an encoding. A table of positions will have `longest` rows."""
     return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=longest)
 
 
@@ -101,20 +101,20 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
 
 
 class Counted(NamedTuple):
-    """The losses of counting: nats per token of a held-out text, from the counts of a training text."""
+    """The losses of counting, in nats per token of a held-out text, from the counts of a training text."""
 
     unigram: float
     """The loss from the frequency of each token, without any context."""
     bigram: float
-    """The loss from how often each token follows the one before it."""
+    """The loss from the frequency of each token after the token before it."""
 
 
 def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
-    """Return the losses of counting. The targets are those of `losses_in_windows` at any length.
+    """Return the losses of counting. The targets are the same as in `losses_in_windows` at any length.
 
-    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them: as much as if
-    each token that did occur had been new once. They share it equally for unigrams, and in proportion to the unigram
-    shares for bigrams.
+    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them. With d
+    different tokens among n, it is d / (n + d). For unigrams it is shared equally, and for bigrams in proportion to the
+    unigram shares.
 
     >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
     >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
@@ -169,11 +169,11 @@ def in_context(
     model: Any, ids: Int[np.ndarray, " tokens"], length: int, longest: int,
     positions: Callable[[Tensor], Positions] | None = None,
 ) -> list[float]:  # fmt: skip
-    """Return the losses of targets with about `length` tokens before each, in stretches of `longest` targets.
+    """Return the losses of targets with about `length` tokens before them, in stretches of `longest` targets.
 
-    Every length reads the same targets: the last ones of `ids`, in at most `STRETCHES` stretches. The windows overlap.
-    They start an eighth of their length apart, or less, so each target has at least seven eighths of a window before
-    it. This costs eight times as much as windows without overlap.
+    Every length has the same targets, which are the last ones of `ids`, in at most `STRETCHES` stretches. The windows
+    overlap. They start an eighth of their length apart, or less, so each target has at least seven eighths of a window
+    before it. This costs eight times as much as windows without overlap.
     """
     stride = next(size for size in range(max(1, length // OVERLAP), 0, -1) if longest % size == 0)
     stretches = min(STRETCHES, len(ids) // longest - 1)
@@ -185,7 +185,7 @@ def in_context(
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """Return AdamW with weight decay for matrices only: gains and biases have no reason to shrink."""
+    """Return AdamW with weight decay for matrices only, because gains and biases have no reason to shrink."""
     trained = list(parameters)
     matrices = {"params": [each for each in trained if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
     vectors = {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0}
@@ -193,7 +193,7 @@ def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> to
 
 
 def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Optimizer, float]) -> None:
-    """Take one step of each optimizer at its rate. Gradients are clipped together, and cleared afterwards."""
+    """Clip all gradients together, take one step of each optimizer at its rate, and clear the gradients."""
     nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
     for optimizer, rate in optimizers:
         for group in optimizer.param_groups:
@@ -203,7 +203,7 @@ def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Op
 
 
 def schedule(step: int, num_steps: int) -> float:
-    """Return the factor of the learning rate: a linear rise over the first tenth, then a cosine down to a tenth."""
+    """Return the factor of the learning rate, which rises linearly in the first tenth and falls to 0.1 as a cosine."""
     warmup = max(1, int(num_steps * WARMUP_SHARE))
     if step < warmup:
         return (step + 1) / warmup

@@ -1,6 +1,6 @@
-"""One training of a comparison: a decoder with an encoding, on a text or a task, and all of its measurements.
+"""Run one training of a comparison, of a decoder with an encoding on a text or a task, and all its measurements.
 
-The numbers depend on the arguments alone, so every process on this or another machine has the same ones.
+The numbers depend only on the arguments, so they are the same in every process on every machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Training(NamedTuple):
 
 
 class Text(NamedTuple):
-    """The token ids for training, and the held-out ones."""
+    """The token ids for training, and the held-out token ids."""
 
     training: Int[np.ndarray, " tokens"]
     held_out: Int[np.ndarray, " more"]
@@ -58,14 +58,14 @@ class Text(NamedTuple):
                 "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
     def for_choice(self) -> Text:
-        """Return the training part alone, and hold out its end, which is as long as the held-out part."""
+        """Return only the training part, and hold out its end. This end is as long as the held-out part."""
         return self._replace(
             training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
         )
 
 
 class Cost(NamedTuple):
-    """The seconds of one training step, and of all measurements of a model."""
+    """The seconds for one training step, and the seconds for all measurements of a model."""
 
     step: float
     measuring: float
@@ -85,8 +85,8 @@ def train(
 
     Args:
         text: the whole training text, or its ids together with their tokenizer.
-        encoding: the name of an encoding. A learned one has a position for each token of a training window.
-        tokenizer: default: byte-pair encoding with `vocab_size` entries, trained on the text.
+        encoding: the name of an encoding. A learned encoding has a position for each token of a training window.
+        tokenizer: the tokenizer. Default: byte-pair encoding with `vocab_size` entries, trained on the text.
         settings: arguments of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
             ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
 
@@ -110,7 +110,7 @@ def train(
 
 
 def trainings(settings: Settings) -> list[Training]:
-    """Return all trainings in the order of their records. Candidates that differ only in a scaling share one."""
+    """Return all trainings in the order of their records. Candidates that differ only in a scaling share a training."""
     return [training for seed in settings.seeds for training in _trainings_with(settings, seed)]
 
 
@@ -120,7 +120,7 @@ def _trainings_with(settings: Settings, seed: int) -> list[Training]:
 
 
 def sweep(settings: Settings) -> list[Training]:
-    """Return the trainings that choose the learning rates. If there is one rate, there are none."""
+    """Return the trainings that choose the learning rates, or an empty list if there is one rate."""
     rates = settings.rates if len(settings.rates) > 1 else ()
     chosen = [each for each in _trainings_with(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
     return [each._replace(rate=rate) for each in chosen for rate in rates]
@@ -133,7 +133,7 @@ def candidates(training: Training, settings: Settings) -> list[Candidate]:
 
 
 def run(training: Training, settings: Settings, text: Text | None, on_step: OnStep | None = None) -> list[AnyRecord]:
-    """Train a model, and return its record for every candidate that this training serves."""
+    """Train a model, and return a record for every candidate that this training serves."""
     began = time.perf_counter()
     learner = _learner(training, settings, text)
     facts = {**training._asdict(), **learner.train(on_step=on_step)}
@@ -178,7 +178,7 @@ class _Learner(ABC):
 
     @abstractmethod
     def train(self, num_steps: int | None = None, on_step: OnStep | None = None) -> dict[str, Any]:
-        """Train the model for `num_steps`, by default the number in the settings. Return facts for the record."""
+        """Train the model for `num_steps`, or for the number in the settings. Return facts for the record."""
 
     @abstractmethod
     def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
@@ -213,7 +213,7 @@ class _OnText(_Learner):
         return Record(train_length=self.settings.train_length, **facts, **self._losses(candidate, self.text.held_out))
 
     def seconds(self, candidates: Sequence[Candidate]) -> float:
-        """Estimate by the time of two windows of the longest length, one of them also in its full context."""
+        """Estimate the seconds by timing two windows of the longest length, one of them also in its full context."""
         windows, taken = self.text.held_out[: 2 * self.longest + 1], 0.0
         for _ in range(2):  # the first use of an operation takes longer
             began = time.perf_counter()

@@ -1,16 +1,16 @@
-"""Fine-tune a model briefly with positions other than its own, so that it adapts to them.
+"""Fine-tune a model briefly with new positions, so that it adapts to them.
 
 YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) stretches the rotary encoding and trains for some hundred steps at
 the new length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) removes the positions and trains for a short
 time at the old length.
 
-A run can be killed at any moment, and the same call continues it. The final weights equal those of an uninterrupted run
-to the bit on the same machine with the same number of threads. On devices other than the CPU, this holds if torch's
-operators add in a fixed order. So only the number of steps may depend on the clock: `minutes` decides it before the
-first step.
+A run can be killed at any moment, and the same call continues it. On the same machine with the same number of threads,
+the final weights are bit for bit equal to the weights of an uninterrupted run. On devices other than the CPU, this
+holds if torch's operators add in a fixed order. For this reason, only the number of steps may depend on the clock, and
+`minutes` decides it before the first step.
 
-Several processes, which `locant.lab.processes` joins, share the windows of each step. They do all other work alike, so
-they exchange only gradients and losses. The first process alone writes.
+If `locant.lab.processes` joins several processes, they share the windows of each step. Each process does all other work
+itself, so the processes exchange only gradients and losses. Only the first process writes files.
 """
 
 from __future__ import annotations
@@ -70,20 +70,21 @@ from locant.text.windows import Windows
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINED = ("all", "new", "lora")
 RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
-"""The learning rate of YaRN for all weights, and larger ones for parameters that begin at zero."""
+"""The learning rate of YaRN for all weights, and larger learning rates for parameters that begin at zero."""
 
 STEPS = 400
 """The number of steps in YaRN's recipe."""
 
 HELD_OUT_WINDOWS, HELD_OUT_TIMES = 16, 10
-"""The windows of the held-out loss, and how often it is measured after the first step. It is measured less often if it
-would read more windows than the training."""
+"""The number of windows of the held-out loss, and how often it is measured after the first step. It is measured less
+often if it would read more windows than the training.
+"""
 
 LOGITS = 2**27
-"""The largest number of logits in memory at once in training, unless a single window has more: they dominate memory."""
+"""The largest number of logits in memory in training, unless a single window has more. They take most of the memory."""
 
 SHORTEST = 16
-"""The fewest first tokens of a window whose mean loss is recorded."""
+"""The smallest number of first tokens of a window whose mean loss is recorded."""
 
 SAVE_SECONDS = 60.0
 SHARE = 0.7
@@ -98,22 +99,22 @@ class TuneSettings:
 
     Args:
         way: the new positions, as `PositionOverride` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
-        train: what is trained: ``"all"`` weights, the weights of the new encoding (``"new"``), or these and low-rank
-            adapters of all linear layers (``"lora"``, with `peft`).
-        length: tokens per window. Default: the length that the model states, or with a scaling, the trained length
+        train: ``"all"`` trains all weights, and ``"new"`` trains the weights of the new encoding. ``"lora"`` also
+            trains low-rank adapters of all linear layers, with `peft`.
+        length: tokens per window. Default: the length that the model states. With a scaling, it is the trained length
             times the factor.
-        num_steps: default: 400, as for YaRN, if there are no `minutes` either.
-        minutes: limit the time. The number of steps is chosen before the first by timing.
-        batch_size: windows per step. They are read in parts if they do not fit into memory, with the same gradient.
+        num_steps: the number of steps. Default: 400, as for YaRN, if `minutes` are not set.
+        minutes: the time limit. The number of steps is chosen by timing before the first step.
+        batch_size: windows per step. If they do not fit into memory, they are read in parts, with the same gradient.
         learning_rate: the peak rate of AdamW, after a warm-up. Default: depends on `train`.
         rank: the rank of the adapters.
         adapter: write the adapters alone, instead of merging them into the weights.
-        seed: for the order of the windows, new weights and dropout.
+        seed: the seed for the order of the windows, new weights and dropout.
         device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
 
     Raises:
-        InputError: both steps and minutes, or `adapter` without ``train="lora"``.
-        RangeError: a number out of range.
+        InputError: both steps and minutes are given, or `adapter` without ``train="lora"``.
+        RangeError: a number is out of range.
 
     >>> TuneSettings(way="yarn:8", minutes=10.0).batch_size
     8
@@ -165,8 +166,8 @@ def tune(
 
     Args:
         folder: a model in safetensors, with its tokenizer.
-        files: texts; without one, the documentation that ships inside Python.
-        output: the folder to write. It appears when it is complete.
+        files: texts. Default: the documentation inside Python.
+        output: the folder to write. It appears only when it is complete.
         force: replace an existing folder, and discard an unfinished run with other settings.
         on_step: called after every step with its number, the number of steps, and a short report of the losses. With
             several processes only the first one calls it.
@@ -176,9 +177,10 @@ def tune(
 
     Raises:
         InputError: a folder, text or output cannot be used, or an unfinished run has other settings.
-        RangeError: the sizes of the encoding are not those of the model, or the processes cannot share a batch.
+        RangeError: the sizes of the encoding do not fit the model, or the processes cannot share a batch.
 
-    Costs: weights, gradients and two moments in float32, 16 bytes for each trained weight and 4 for each other one.
+    Costs: weights, gradients and two moments in float32. These are 16 bytes for each trained weight and 4 bytes for
+    each other weight.
 
     >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
     """
@@ -217,7 +219,7 @@ def tune(
     require_positions(model, length)
     with state if rank() == 0 else nullcontext(), preserve_random_state(state.device):
         so_far = _unfinished_run(state, wanted, force=force)
-        wait_for_all()  # the first process must not write a state before the others have looked for one
+        wait_for_all()  # the first process must not write a state before the others have looked for a state
         prepared = AsDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
         run = _Run(prepared, training, held_out, length, settings)
         record = {**run.train(state, wanted, so_far, on_step), "swapped": hasattr(model.config, "locant")}
@@ -229,7 +231,7 @@ def tune(
 
 
 def _unfinished_run(state: StateFolder, wanted: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """Return the record of an earlier call of the same run. With `force`, a run that cannot continue is discarded."""
+    """Return the record of an earlier call of the same run. With `force`, discard a run that cannot continue."""
     try:
         so_far = state.facts()
         if so_far is not None and (other := changed(so_far["settings"], wanted)):
@@ -285,7 +287,7 @@ def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: 
 
 
 def _state_length(config: Any, length: int) -> None:
-    """Raise the length that the configuration states, unless there is a scaling: some frequencies depend on it."""
+    """Raise the length that the configuration states, except with a scaling, because some frequencies depend on it."""
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # flat, or by type of layers
     scaled = any(each.get("rope_type", "default") != "default" for each in ropes)
@@ -294,7 +296,7 @@ def _state_length(config: Any, length: int) -> None:
 
 
 class _Run:
-    """The training itself, from a saved state or from the beginning."""
+    """A training, from a saved state or from the beginning."""
 
     def __init__(
         self, decoder: AsDecoder, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
@@ -338,7 +340,7 @@ class _Run:
         return {**so_far, "after": after.by_window, "after_by_length": _by_length(after)}
 
     def finished_model(self) -> Any:
-        """Return the model on the CPU in its original dtypes. Adapters are merged unless they are written alone."""
+        """Return the model on the CPU in its original dtypes. Merge the adapters unless only they are written."""
         merged = self.settings.train == "lora" and not self.settings.adapter
         model = self.model.merge_and_unload() if merged else self.model
         for parameter in model.parameters():
@@ -369,7 +371,7 @@ class _Run:
                 on_step(done, steps, f"training {losses[-1]:.3f}, {report}")
 
     def _accumulate_gradients(self, batch: Mapping[str, Tensor]) -> float:
-        """Return this process's share of the mean loss over a batch, and leave its gradients in the parameters.
+        """Return this process's share of the mean loss over a batch, and add its gradients to the parameters.
 
         The batch is read in parts that fit into memory.
         """
@@ -401,7 +403,7 @@ class _Run:
             state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})
 
     def _steps_in_time(self, seconds: float) -> int:
-        """Return how many steps fit into this time. The timed steps leave no trace."""
+        """Return how many steps fit into this time. The timed steps do not change the state of the training."""
         batch = next(iter(self.loader))
         self.loader.set_epoch(0)
         with preserve_random_state(torch.device(self.settings.device)):
@@ -414,7 +416,7 @@ class _Run:
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
-    """Return the mean loss over all tokens of each window, over their first half, and so on down to `SHORTEST`."""
+    """Return the mean loss over whole windows, over their first halves, and so on, down to `SHORTEST` tokens."""
     length = len(losses.by_position)
     halves = [length >> times for times in range(length.bit_length())]
     lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
@@ -422,7 +424,7 @@ def _by_length(losses: Losses) -> dict[str, float]:
 
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
-    """Write the folder of the tuned model, with files of the old one, such as its tokenizer."""
+    """Write the folder of the tuned model, with files of the old folder such as the tokenizer."""
     with wrap_write_errors(output), new_folder(output, force=force) as new, quiet():
         model.save_pretrained(new)
         if record["settings"]["adapter"]:

@@ -1,4 +1,4 @@
 """Output for people: tables in the terminal and the report of a comparison.
 
-Nothing here trains or computes. Each function that needs rich imports it.
+This package does not train or measure. Each function that needs rich imports it.
 """

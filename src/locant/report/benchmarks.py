@@ -1,4 +1,4 @@
-"""The recorded measurements of `benchmarks/`: one file per device, one table per question, ratios first."""
+"""Read and print the recorded measurements of `benchmarks/`, with one file per device and one table per question."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from locant.errors import InputError
 PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchmarks" / "results")
 """The folders of results in an installed package and in a checkout."""
 ENGINES = "engines"
-"""The name of the file that `make engines` wrote, which belongs to no device."""
+"""The name of the file that `make engines` wrote. It does not belong to a device."""
 
 
 def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
-    """Return the ``environment`` and ``rows`` of the named benchmarks, or of all, by device and benchmark."""
+    """Return the ``environment`` and ``rows`` of the named or of all benchmarks, by device and benchmark."""
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
         raise InputError("found no recorded measurements", "run `make bench` in a checkout")
@@ -35,7 +35,7 @@ def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict
 
 def print_recorded(devices: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the measurements, one table for each benchmark."""
-    from locant.kernels import native  # which needs torch: two seconds, for one line
+    from locant.kernels import native  # needs torch, which takes two seconds to import
 
     for device, parts in devices.items():
         for name, part in parts.items():
@@ -46,7 +46,7 @@ def print_recorded(devices: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows as text: under each question, every contender's ratio to the first, its time and any known memory.
+    """Format rows as text, with each contender's ratio to the first, its time and any known memory below a question.
 
     >>> print(table([{"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5}]))
     <BLANKLINE>

@@ -15,7 +15,7 @@ OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 def command(settings: Mapping[str, Any]) -> str:
     """Return the shell command that repeats a comparison, from the settings in its results.
 
-    It has the number of steps in place of `minutes`, which chose it.
+    It contains the number of steps instead of the `minutes` that chose this number.
 
     >>> text = {"files": ["my text.txt"], "tokenizer": "bytes"}
     >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": text})
@@ -33,7 +33,7 @@ def command(settings: Mapping[str, Any]) -> str:
 
 
 def shell_line(verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Return the shell command for a verb. Empty and false options are left out, and a true option is a flag.
+    """Return the shell command for a verb. Leave out empty and false options, and write true options as flags.
 
     >>> shell_line("evaluate", ["model"], {"with": ["own", "yarn:4"], "tasks": [], "keys": 0, "far": True})
     'locant evaluate model --with own,yarn:4 --keys 0 --far'

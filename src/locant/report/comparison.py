@@ -1,4 +1,4 @@
-"""The output of a comparison: its progress in the terminal, the tables at the end, and its page."""
+"""Show a comparison: its progress in the terminal, the tables at the end, and its page."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Screen(Watcher):
         line.update()
 
     def _steps(self, training: Training) -> int | None:
-        """Return the maximum number of steps of a training, or None if it is unknown."""
+        """Return the largest number of steps of a training, or ``None`` if it is unknown."""
         if self._results is None:
             return None
         tokens = self._results.text["train_tokens"] if training.task == TEXT else None
@@ -149,7 +149,7 @@ def _has(results: Mapping[str, Any], key: str) -> bool:
 
 
 def print_losses(results: Mapping[str, Any]) -> None:
-    """Print the table of losses, the lowest at the longest length first, and the conclusions."""
+    """Print the table of losses, sorted by the loss at the longest length, and the conclusions."""
     summary = summarise(results)
     lengths, losses, context = summary.lengths, losses_table(summary), context_table(summary)
     margins = [row.margin(length) if (row := summary.best(length)) else None for length in lengths]
@@ -165,7 +165,7 @@ def print_losses(results: Mapping[str, Any]) -> None:
 
 
 def losses_table(summary: Summary) -> Table:
-    """Return means and standard deviations by encoding and length, the lowest at the longest length first."""
+    """Return means and standard deviations by encoding and length, sorted by the loss at the longest length."""
     leaders = {length: summary.leaders(length) for length in summary.lengths}
     rows = [
         [row.encoding, Cell(text=f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, look="quiet")]

@@ -1,4 +1,4 @@
-"""Output to a terminal, or as plain text without colours if stdout is redirected."""
+"""Write to a terminal, or as plain text without colours if stdout is redirected."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MISSING = "–"
 QUIET = "dim"
 LOOKS = {"": "", "best": BEST, "quiet": QUIET}
 PATIENCE = 30.0
-"""Seconds between two progress lines, if no bar is shown."""
+"""The seconds between two progress lines if no bar is shown."""
 
 
 def out() -> Console:
-    """Return the console for results. It prints text as it is, without interpreting markup, emoji names or numbers."""
+    """Return the console for results. It prints text without interpreting markup, emoji names or numbers."""
     from rich.console import Console
 
     return Console(markup=False, emoji=False, highlight=False)
 
 
 def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) -> Table:
-    """Return a table without vertical rules, with a column for names if `name` is given, and columns for numbers.
+    """Return a table without vertical rules. It has a column for names, if `name` is given, and columns for numbers.
 
-    Their cells are never truncated. A narrow terminal breaks them into lines.
+    Cells of numbers are never truncated. In a narrow terminal, they are broken into lines.
     """
     from rich import box
     from rich.table import Table
@@ -50,9 +50,9 @@ def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) 
 
 
 def draw(value: tables.Table, between: str = " ") -> Table:
-    """Return the table of a report for a terminal, with `between` in front of the spread of a number.
+    """Return the table of a report for a terminal. Write `between` before the spread of a number.
 
-    A star marks the best values, for terminals without colour.
+    A star marks the best values, because some terminals have no colour.
     """
     from rich.text import Text
 
@@ -83,7 +83,7 @@ def fits(rows: Table) -> bool:
 
 
 def named_rows(named: NamedRows) -> Table:
-    """Return a table of names and values. Each of several values has its own row, and the first row has the name."""
+    """Return a table of names and values. If a name has several values, only the first row contains the name."""
     rows = table(box=None, show_header=False)
     rows.add_column(no_wrap=True, style=QUIET)
     rows.add_column(overflow="fold")
@@ -94,7 +94,7 @@ def named_rows(named: NamedRows) -> Table:
 
 
 def show(*parts: Table | str) -> None:
-    """Print tables and texts with empty lines between them. In a file or pipe, lines have no trailing blanks."""
+    """Print tables and texts with empty lines between them. In a file or pipe, lines do not end with blanks."""
     console = out()
     spaced = [each for part in parts for each in ("", part)][1:]
     if console.is_terminal:
@@ -144,9 +144,9 @@ def log_line(line: str) -> None:
 
 @contextmanager
 def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
-    """Show a progress bar on stderr, and yield the function that moves it and sets its note.
+    """Show a progress bar on stderr, and yield a function that moves the bar and sets its note.
 
-    `unit` is the unit of its numbers. If stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
+    `unit` is the unit of the numbers. If stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
     After Ctrl-C, the notes of the interrupt, such as how to resume, are written to stderr.
     """
     from tqdm import tqdm
@@ -191,5 +191,5 @@ def _progress_line(done: int, total: int | None, before: int, seconds: float, un
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on stdout, in ASCII, which every terminal and pipe can encode."""
+    """Print one JSON value on stdout, in ASCII, because every terminal and pipe can encode this."""
     sys.stdout.write(json_text(value))

@@ -1,4 +1,4 @@
-"""Embeddings in a terminal: the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
+"""Print embeddings: the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]
 
 
 def similarity_facts(words: Words, listed: Sequence[str]) -> dict[str, Any]:
-    """Return the cosine of every two words of a list, ready for JSON."""
+    """Return the cosine of every pair of words in a list, ready for JSON."""
     return {"words": _spelled(words, listed), "similarity": words.similarity(listed).tolist()}
 
 
 def print_neighbours(facts: Mapping[str, Any]) -> None:
-    """Print the tokens nearest to a sum, or the similarity of the words of a list."""
+    """Print the tokens nearest to a sum, or the similarities of the words in a list."""
     if "nearest" in facts:
         show(_nearest(facts), *_notes(facts))
     elif "similarity" in facts:
@@ -104,7 +104,7 @@ def _nearest(facts: Mapping[str, Any]) -> Table:
 
 
 def _similarity(facts: Mapping[str, Any]) -> list[Table | str]:
-    """Return a table of all pairs of words if it fits the line, else a table with the nearest word of each."""
+    """Return a table of all pairs of words if it fits the line, else a table of the nearest word to each word."""
     words = list(facts["words"])
     rows, nearest = table(*words, "nearest", name="cosine"), table("cosine", "nearest", name="word")
     for place, (word, row) in enumerate(zip(words, facts["similarity"], strict=True)):
@@ -121,7 +121,7 @@ def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each word of several tokens, whose vector is a mean of rows."""
+    """Return a sentence for each word with several tokens, because the vector of such a word is a mean of rows."""
     return [
         f"{word} is {len(tokens)} tokens, {' '.join(tokens)}. Its vector is the mean of their rows."
         for word, tokens in facts["words"].items()

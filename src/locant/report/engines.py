@@ -1,4 +1,4 @@
-"""The output of `locant explain FILE.gguf`, the positions in llama.cpp, and of `serve-args`, the flags of a server."""
+"""Print the positions in llama.cpp for `locant explain FILE.gguf`, and the flags of a server for `serve-args`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from locant.spelling import spell
 
 
 def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str) -> None:
-    """Print the positions of the file `source`, and its comparison with a configuration, if any."""
+    """Print the positions of the file `source` and, if it exists, its comparison with a configuration."""
     show(named_rows(_rows(model, comparison, source)))
 
 
@@ -32,7 +32,7 @@ def _rows(model: GgufModel, comparison: GgufComparison | None, source: str) -> N
 
 
 def gguf_facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
-    """Return the same facts as plain values, for JSON."""
+    """Return the facts of `print_gguf` as plain values, for JSON."""
     facts = {
         "file": source, "architecture": model.architecture, "n_ctx": model.n_ctx, "encoding": str(model.encoding),
         "notes": model.notes,

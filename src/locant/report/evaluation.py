@@ -1,4 +1,4 @@
-"""The results of an evaluation of a model (sentences, a table and a page), of a tuning and of an audit."""
+"""Report the evaluation of a model (sentences, a table and a page), a tuning run and an audit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VISIBLE = 0.001
 
 
 def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Return the conclusions from the numbers and their limits. The other encodings are compared with the first."""
+    """Return the conclusions and their limits. All other encodings are compared with the first encoding."""
     first, *others = results["records"]
     text, sentences = results["settings"]["text"], list[str]()
     few = [length for length, losses in first["loss_by_window"].items() if len(losses) < ENOUGH_WINDOWS]
@@ -58,7 +58,7 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
 
 
 def _ruler_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Return sentences about the scores in RULER's tasks, the missing cells, and the output at a score of zero."""
+    """Return sentences about the scores in RULER's tasks, the missing cells, and the output for a score of zero."""
     records, sentences = results["records"], list[str]()
     for cells in zip(*(record.get("ruler", ()) for record in records), strict=True):
         named = [(record["encoding"], cell) for record, cell in zip(records, cells, strict=True)]
@@ -105,7 +105,7 @@ def print_evaluation(results: Mapping[str, Any]) -> None:
 
 
 def _losses_table(results: Mapping[str, Any]) -> Table:
-    """Return the losses of each encoding with their intervals, and its recall."""
+    """Return the losses of each encoding with their intervals, and the recall."""
     lengths = [*results["records"][0]["loss_by_length"]]
     tasks = [task for task in TASKS if results["records"][0].get(task)]
     rows = [
@@ -156,7 +156,7 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _recall_table(results: Mapping[str, Any]) -> Table:
-    """Return what each encoding recalled, by task, length and depth."""
+    """Return the share that each encoding recalled, by task, length and depth."""
     rows = list[list[str]]()
     for record in results["records"]:
         name = record["encoding"]
@@ -195,7 +195,7 @@ def print_tuning(record: Mapping[str, Any], output: Path) -> None:
 
 
 def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
-    """Return the same facts in sentences, without the folder."""
+    """Return the facts of a tuning run in sentences, without the folder."""
     settings = record["settings"]
     how = f"with {settings['way']}, {TRAINED[settings['train']]}, on {settings['text']['source']}"
     return [

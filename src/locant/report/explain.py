@@ -1,4 +1,4 @@
-"""The output of `locant explain`, the positions of a model, and `extend`, the changes for a longer context."""
+"""Print the positions of a model for `locant explain`, and the changes for a longer context for `extend`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS = {
 LAYOUT_WORDS = {"half": "dimension i pairs with i + {half}", "interleaved": "dimension 2i pairs with 2i + 1"}
 ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
 NUM_PAIRS = 9
-"""Rows of a table of pairs, from the first pair to the last."""
+"""The number of rows in a table of pairs, from the first pair to the last."""
 SAME = 1e-6
 """The largest relative change of a wavelength that counts as unchanged."""
 
@@ -72,12 +72,12 @@ def _tokens(length: float | None) -> str:
 
 
 def _format_factor(factor: float | None) -> str:
-    """Format the factor of a wavelength, or nothing for a pair that is not rotated."""
+    """Format the factor of a wavelength, or return an empty string for a pair that is not rotated."""
     return "" if factor is None else spell(factor, 4)
 
 
 def summary_rows(explanation: Explanation, source: str, note: str | None = None) -> NamedRows:
-    """Yield the facts about the whole model by name. A name can have several values."""
+    """Yield the name and the values of each fact about the whole model."""
     yield "model", [f"{source} ({explanation.model_type})" if source != explanation.model_type else source]
     yield "note", [] if note is None else [note]
     if explanation.longest is not None and explanation.model_type == LAB_DECODER:
@@ -94,7 +94,7 @@ def summary_rows(explanation: Explanation, source: str, note: str | None = None)
 
 
 def _reaches(explanation: Explanation) -> Iterator[str]:
-    """Yield how many tokens each group of layers attends to, if some layers do not attend to all tokens."""
+    """Yield how many tokens each group of layers attends to, unless all layers attend to all tokens."""
     if all(layer.window is None for layer in explanation.strip):
         return
     reaches = [(layer.window, layer.place) for layer in explanation.strip]
@@ -121,7 +121,7 @@ def swapped_layers(explanation: Explanation) -> dict[str, list[int]]:
 
 
 def layers_rows(layers: Layers) -> NamedRows:
-    """Yield the facts about layers that share an encoding, in the same form."""
+    """Yield the name and the values of each fact about layers that share an encoding."""
     if layers.name is not None:
         yield "layers", [layers.name]
     yield HEADINGS["methods"], ["; ".join(f"{method}: {METHODS[method]}" for method in layers.methods) or "none"]
@@ -241,7 +241,7 @@ def print_extension(extension: Extension, source: str) -> None:
 
 
 def _short(value: Any) -> str:
-    """Format a value as in the file, and a long list as its length."""
+    """Format a value as in the file, or a long list as its length."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The output of `locant list`: the properties, costs and papers of all encodings, or one encoding with its numbers."""
+"""Print the properties, costs and papers of all encodings for `locant list`, or one encoding with its numbers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LONG = ("extrapolation", "used_by", "paper", "aliases")
 
 
 def facts_of_all() -> tuple[list[Facts], list[str]]:
-    """Return the facts about every encoding, and the errors of encodings of installed packages that fail to load."""
+    """Return the facts about every encoding, and the errors of encodings in installed packages that fail to load."""
     return [_facts(name, kind) for name, kind in encodings().items()], list(broken_encodings().values())
 
 
 def encoding_facts(name: str, **options: Any) -> Facts:
-    """Return the facts about one encoding, with its options and its numbers for a small model or for `options`."""
+    """Return the facts about one encoding, with its options, and its numbers for a small model or for `options`."""
     from locant.figures.plot import encoding_to_draw
 
     kind = find(name)
@@ -49,7 +49,7 @@ def encoding_facts(name: str, **options: Any) -> Facts:
 
 
 def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
-    """Return the slopes, or the inverse frequencies and wavelengths, of an encoding that has them.
+    """Return the slopes, or the inverse frequencies and wavelengths, if an encoding has them.
 
     The wavelength of a pair that does not rotate is ``None``.
     """

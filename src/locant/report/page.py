@@ -1,7 +1,7 @@
-"""A self-contained HTML page, which opens from disk without a network, with its tables and two curves.
+"""Write a self-contained HTML page with tables and two curves. It opens from disk without a network.
 
-The templates and the style sheet are in the folder `templates`. The curves are the loss against length and the loss
-against position, with the spread over seeds.
+The templates and the style sheet are in the folder `templates`. The curves show the loss by length and by position,
+with the spread over seeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 NUM_BINS = 32
 ASIDE = 1.03
-"""The factor between encodings on a logarithmic axis, so that no whisker hides another."""
+"""The factor between encodings on a logarithmic axis, so that whiskers do not hide one another."""
 UNKNOWN = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)
 
 
@@ -45,7 +45,7 @@ def write_page(page: str, summary: Summary | None, folder: Path) -> Path:
 
 @functools.cache
 def templates(folder: Path) -> Environment:
-    """Return the templates in a folder. They escape every value, and a missing value is an error."""
+    """Return the templates in a folder. They escape every value, and raise an error for a missing value."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -59,9 +59,9 @@ def templates(folder: Path) -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the page that a template makes of these values.
+    """Return the page that a template makes from these values.
 
-    It is light or dark like the reader's system, and fits phones, screens and paper.
+    The page is light or dark like the reader's system. It fits phones, screens and paper.
     """
     light, dark = colors(LIGHT, mark="#eef4fb", good="#9ed8b5"), colors(DARK, mark="#222a35", good="#22643f")
     return templates(TEMPLATES).get_template(template).render(light=light, dark=dark, **values)
@@ -80,13 +80,13 @@ def colors(theme: Theme, **more: str) -> str:
 
 
 def curves(summary: Summary, by_length: str, by_position: str) -> list[Picture]:
-    """Return both curves with these captions."""
+    """Return the two curves with these captions."""
     captions = {draw_loss_by_length: by_length, draw_loss_by_position: by_position}
     return [picture(functools.partial(draw, summary), caption) for draw, caption in captions.items()]
 
 
 def write_picture(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a picture of a report, or without matplotlib remove the picture of an earlier report."""
+    """Write a picture of a report. Without matplotlib, remove the picture of an earlier report."""
     if is_installed("matplotlib"):
         save(draw(), path)
     else:
@@ -95,7 +95,7 @@ def write_picture(draw: Callable[[], Figure], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture as data addresses, for a light and a dark background, or the command to install what draws it."""
+    """A picture as data URLs for a light and a dark background, or the command that installs matplotlib."""
 
     caption: str
     light: str = ""
@@ -104,7 +104,7 @@ class Picture:
 
 
 def picture(draw: Callable[[Theme], Figure], caption: str) -> Picture:
-    """Draw a picture for both themes, if matplotlib is installed."""
+    """Draw a picture for the two themes if matplotlib is installed."""
     if not is_installed("matplotlib"):
         return Picture(caption=caption, install=install_command("matplotlib"))
     light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
@@ -113,7 +113,7 @@ def picture(draw: Callable[[Theme], Figure], caption: str) -> Picture:
 
 
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
-    """Draw the mean held-out loss at every length, and the training loss, with whiskers from best to worst seed."""
+    """Draw the mean held-out loss at every length, with whiskers from best to worst seed, and the training loss."""
     figure, axes = _axes(f"Trained at {summary.train_length} tokens, read at more", "window (tokens)", theme)
     for row in summary.ranked(summary.lengths[-1]):
         aside = ASIDE ** (summary.rows.index(row) - (len(summary.rows) - 1) / 2)
@@ -162,7 +162,7 @@ def _curve(
 ) -> tuple[str, str]:
     """Draw a mean and whiskers, in the colour and marker that an encoding has in both pictures.
 
-    If there are many points, only some have whiskers, which are shifted between encodings.
+    If there are many points, only some of them have whiskers. These are shifted between encodings.
     """
     number, count = summary.rows.index(row), len(summary.rows)
     color, linestyle, marker = theme.stroke(number)
@@ -185,7 +185,7 @@ def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
 
 
 def _mark_training_length(axes: Axes, summary: Summary, theme: Theme) -> bool:
-    """Draw a line at the training length if windows are longer, and return whether they are."""
+    """Draw a line at the training length if there are longer windows, and return whether there are."""
     longer = summary.lengths[-1] > summary.train_length
     if longer:
         axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)

@@ -1,4 +1,4 @@
-"""The conclusions of a comparison in plain sentences. Each sentence follows from the numbers of that comparison."""
+"""Write the conclusions of a comparison. Each sentence follows from the numbers of that comparison."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from locant.spelling import spell
 
 LEVEL = 0.02
 CLEAR = 0.06
-"""Relative changes of the loss from the training length on: up to `LEVEL` it is level, above `CLEAR` much worse."""
+"""Limits of the relative change of the loss beyond the training length.
+
+Up to `LEVEL`, the loss is level. Above `CLEAR`, it is much worse.
+"""
 
 LITTLE = 0.1
-"""Share of a unigram count's loss. A model that is not this far below it has learned little but token frequencies."""
+"""A share of the unigram loss. A model that is not this far below it has learned little but token frequencies."""
 
 OVERFITTED = 1.25
-"""Ratio of held-out to training loss above which a model has memorized its training text."""
+"""The ratio of held-out to training loss above which a model has memorized its training text."""
 
 
 def sentences(summary: Summary) -> list[str]:
-    """Return the findings of a comparison, the most important first. Lengths with too few windows have none."""
+    """Return the findings of a comparison, the most important first. Leave out lengths with too few windows."""
     base, longest = summary.base_length, summary.lengths[-1]
     overfitted = _overfitted(summary)
     found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
@@ -119,7 +122,7 @@ def _rises(summary: Summary) -> str:
 
 
 def context_sentences(summary: Summary) -> list[str]:
-    """Return the losses with full context, and which encodings use its distant tokens."""
+    """Return sentences about the losses with full context, and about the encodings that use distant tokens."""
     rows = [row for row in summary.rows if row.far]  # those whose losses are finite
     if not rows:
         return []

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """An entry of a table that has more than a text."""
+    """An entry of a table that contains more than text."""
 
     text: str
     spread: str = ""

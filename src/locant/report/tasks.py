@@ -1,4 +1,4 @@
-"""Reports of generated tasks, in the terminal and on the page: how far each encoding is right beyond its training."""
+"""Report generated tasks in the terminal and on the page, with the effective length of each encoding."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 NOT_LEARNED = "did not learn"
 FULL = TASK_MULTIPLES[-1] - 1
-"""The excess over the trained length, in trained lengths, at which a cell has its full colour."""
+"""The excess over the trained length at which a cell has its full colour, as a multiple of the trained length."""
 
 WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
-"""Size of a task's picture in inches, and the number of pictures in a row."""
+"""The size of a task's picture in inches, and the number of pictures in a row."""
 
 ASIDE = 0.15
-"""Horizontal spread of the encodings, as a share of the trained length, so that no whisker hides another."""
+"""The horizontal spread of the encodings as a share of the trained length, so that whiskers do not hide one another."""
 
 
 def print_tasks(results: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def record_line(record: Mapping[str, Any]) -> str:
 
 
 def task_sentences(found: Sequence[Score]) -> list[str]:
-    """Return the conclusions from the scores, in plain sentences."""
+    """Return sentences with the conclusions from the scores."""
     sentences = [_sentence(task, [score for score in found if score.task == task]) for task in _tasks(found)]
     if found and min(score.num_seeds for score in found) == 1:
         sentences.append("One seed was trained, so no difference is clear. Small differences may be chance.")
@@ -71,7 +71,7 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
 
 
 def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
-    """Draw the share of correct rows by length for each task: the median over seeds, with their range as whiskers."""
+    """Draw the share of right rows by length for each task, as the median over seeds with whiskers for the range."""
     found = scores(results)
     tasks, encodings = _tasks(found), list(dict.fromkeys(score.encoding for score in found))
     columns, trained = min(COLUMNS, len(tasks)), results["settings"]["task_length"]
@@ -109,9 +109,9 @@ def _tasks(found: Sequence[Score]) -> list[str]:
 
 
 def lengths_table(results: Mapping[str, Any]) -> Table:
-    """Return the effective length of each encoding in each task, and its rank.
+    """Return the effective length of each encoding in each task, and the rank of the encoding.
 
-    Encodings are ordered by the number of tasks learned, then by rank, because a rank over fewer tasks is less certain.
+    Encodings are ordered by the number of learned tasks, then by rank, because a rank over fewer tasks is less certain.
     """
     found = scores(results)
     tasks, ranks = _tasks(found), reciprocal_ranks(found)
