@@ -18,7 +18,7 @@ __all__ = [name for name in _names if name not in {*ROOMS, "__version__"}]  # py
 
 
 def __getattr__(name: str) -> object:
-    """Return a public object. For other names of an encoding or scaling, the `AttributeError` states the public name."""
+    """Return a public object. For another name of an encoding or scaling, the `AttributeError` has the public one."""
     try:
         return _attribute(name)
     except AttributeError as error:

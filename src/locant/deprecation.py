@@ -37,7 +37,7 @@ class Renamed:
 
 
 def adopt_old_names(cls: type) -> None:
-    """Set attributes that a subclass overrides under an old name under the new name too, and warn."""
+    """Copy attributes that a subclass defines under an old name to the new name, and warn."""
     for base in cls.__mro__[1:]:
         for old, renamed in vars(base).items():
             if isinstance(renamed, Renamed) and old in vars(cls):

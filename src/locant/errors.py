@@ -10,7 +10,7 @@ __all__ = ["InputError", "LocantError", "RangeError", "Remedy", "ShapeError"]
 
 
 class Remedy(str):
-    """A remedy that sets arguments. `text` contains them. ``...`` means a value that only the reader knows.
+    """A remedy that sets arguments, which are inserted into `text`. ``...`` is a value that only the reader knows.
 
     The string contains Python code. The command line writes its own options instead.
 

@@ -229,7 +229,8 @@ def flush(path: Path) -> None:
 def lock(file: IO[bytes]) -> bool | None:
     """Lock a file until the process ends, however it ends. Return ``False`` if another process has the lock.
 
-    Return ``None`` and close the file if the system or the file system has no locks. Windows cannot move open files.
+    Return ``None`` and close the file if the system or the file system has no locks. It is closed because Windows
+    cannot move an open file.
     """
     try:
         if fcntl:

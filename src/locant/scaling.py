@@ -20,7 +20,7 @@ __all__ = ["Scaling", *KINDS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a scaling. For other names of a scaling or encoding, the `AttributeError` states the public name."""
+    """Return a scaling. For another name of a scaling or encoding, the `AttributeError` has the public one."""
     if name in KINDS:
         return KINDS[name]
     message = f"module {__name__!r} has no attribute {name!r}"

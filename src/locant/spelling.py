@@ -43,7 +43,7 @@ def spell(value: float | int, digits: int = 6) -> str:
 
 
 def literal(value: float | int) -> str:
-    """Return a number as Python code, in the fewest digits that represent it exactly.
+    """Return a number as Python code, in the fewest digits that Python reads as the same number.
 
     >>> literal(10_000.0), literal(1e6), literal(0.125), literal(1 / 3)
     ('10000', '1000000', '0.125', '0.3333333333333333')
