@@ -153,7 +153,7 @@ class Embedded:
 
 @torch.no_grad()
 def embed(corpus: Corpus, plan: Plan) -> Embedded:
-    """Cut a text into windows, and embed the first windows, or all."""
+    """Cut a text into windows, and embed the first `plan.batch` windows, or all of them."""
     end = corpus.tokenizer.vocab_size  # an id that no token has, which is the target of a text's last token
     # No window reaches from one file into the next, and every token has a target.
     offsets = np.array(corpus.documents)

@@ -37,7 +37,7 @@ Fill = Callable[[Tensor], Tensor]
 
 
 class Table:
-    """The methods that read, write and append the rows of a weight, here on one device.
+    """The methods that read, write and append the rows of a weight on one device.
 
     `locant.parallel` has a subclass for rows that are split over several devices. The object has no state, and writing
     has no gradient.

@@ -295,7 +295,7 @@ class SegmentEmbedding(DeferredErrorModule):
         nn.init.normal_(self.weight, std=SEGMENT_STD)
 
     def forward(self, segments: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
-        """Return the row of every segment id. Raise `RangeError` for an id without a row, on a GPU at a later call."""
+        """Return the row of every segment id. An id without a row raises `RangeError`, on a GPU at a later call."""
         return rows_of(segments, self.weight, "SegmentEmbedding", "num_segments", self._deferred_errors)
 
     def extra_repr(self) -> str:

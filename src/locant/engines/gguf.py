@@ -224,7 +224,7 @@ class _Fields:
         return largest
 
     def factors(self, name: str, num_pairs: int) -> tuple[float, ...] | None:
-        """Return a divisor for each pair, from the tensor with this name. The file has one, or one for each layer."""
+        """Return a divisor for each pair, from the tensor with this name. The file has one tensor, or one per layer."""
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
                 values = self.dequantised(tensor).ravel()

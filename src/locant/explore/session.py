@@ -74,7 +74,7 @@ class State:
         return {name: control["text"] for name, control in self.controls.items()}
 
     def part(self, prefix: str) -> State:
-        """Return the settings with this prefix. Their names are without the prefix."""
+        """Return the settings with this prefix, and omit the prefix from their names."""
         return State(self._given, f"{self._prefix}{prefix}.", self.controls)
 
     def whole(
@@ -83,8 +83,8 @@ class State:
     ) -> int:  # fmt: skip
         """Read an integer. With `even`, it must be even. With `log`, the slider moves by factors.
 
-        `follows` means that the limits depend on other settings. If such a change puts the number outside its
-        limits, it becomes the nearest limit.
+        `follows` means that the limits depend on other settings. If a change of those puts the number outside
+        its limits, it becomes the nearest limit.
         """
         value = self._number(name, default, int)
         if follows and isinstance(value, int):
