@@ -1,7 +1,7 @@
 """locant: raw text to attention-ready tensors, with every position encoding behind one interface.
 
-The public names are those of ``__init__.pyi``; each is imported when it is first used. Importing torch takes a second
-and 200 MB, and the command line, before it knows what is asked for, and the workers of `prepare` do without.
+``__init__.pyi`` lists the public names. Each name is imported when it is first used. Importing torch takes a second and
+200 MB. The workers of `prepare` do not import it, and the command line does not until it knows which verb to run.
 """
 
 import lazy_loader
@@ -13,12 +13,12 @@ ROOMS = {
 }  # fmt: skip
 
 _attribute, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
-# What a type checker reads is the stub.
+# Type checkers read the stub.
 __all__ = [name for name in _names if name not in {*ROOMS, "__version__"}]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
-    """Return a public name, or raise an `AttributeError` that has the name here of an encoding or scaling."""
+    """Return a public object. For another name of an encoding or scaling, the `AttributeError` has the public one."""
     try:
         return _attribute(name)
     except AttributeError as error:

@@ -75,7 +75,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str:
-    """Return `value` if it is one of these names. The default remedy is the nearest of them."""
+    """Return `value` if it is one of these names. The default remedy is the nearest name."""
     names = tuple(names)
     if isinstance(value, str) and value in names:
         return value
@@ -110,7 +110,7 @@ def short_repr(value: object) -> str:
 
 
 def _integer(value: Any) -> Any:
-    # Symbolic sizes of torch.compile and torch.export are a type of torch's own, or appear to be an int.
+    # Symbolic sizes of torch.compile and torch.export have torch's own type, or appear to be an int.
     # operator.index would specialize the graph to one size.
     if type(value) is int or type(value).__name__ == "SymInt":
         return value
@@ -134,7 +134,7 @@ def _float(value: Any) -> Real | None:
 
 
 def _is_not_a_number(value: Any) -> bool:
-    """Return whether this is a bool, a complex number, a string of NumPy, or an array, even one of a single number."""
+    """Return whether this is a bool, a complex number, a NumPy string, or an array, even with a single number."""
     dtype = getattr(value, "dtype", None)
     is_real_in_numpy = getattr(dtype, "kind", "f") in "iuf"  # NumPy also converts strings and complex numbers to floats
     is_real_in_torch = not str(dtype).startswith(("torch.bool", "torch.complex"))

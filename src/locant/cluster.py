@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster: a running one by its address, or a new one with processes on this machine."""
+"""Connect to a running Ray cluster by its address, or start one with processes on this machine."""
 
 from __future__ import annotations
 

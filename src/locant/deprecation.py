@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Renamed:
-    """The old name of an attribute or method: reading it warns and returns the attribute with the new name.
+    """An old name of an attribute or method. Reading it warns, and returns the attribute with the new name.
 
     >>> class Encoding:
     ...     methods = ("embed",)
@@ -24,7 +24,7 @@ class Renamed:
         self.old = name
 
     def warn(self, owner: type, stacklevel: int) -> None:
-        """Warn that a class has a new name for this one."""
+        """Warn that this attribute of a class has a new name."""
         warnings.warn(
             f"locant: {owner.__name__}.{self.old} is now {self.new}; the old name goes in the next release",
             DeprecationWarning,
@@ -37,7 +37,7 @@ class Renamed:
 
 
 def adopt_old_names(cls: type) -> None:
-    """Give what a subclass overrides under an old name the new name, and warn."""
+    """Copy attributes that a subclass defines under an old name to the new name, and warn."""
     for base in cls.__mro__[1:]:
         for old, renamed in vars(base).items():
             if isinstance(renamed, Renamed) and old in vars(cls):

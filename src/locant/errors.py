@@ -10,9 +10,9 @@ __all__ = ["InputError", "LocantError", "RangeError", "Remedy", "ShapeError"]
 
 
 class Remedy(str):
-    """A remedy that sets arguments, inserted into `text`. ``...`` means a value that only the reader knows.
+    """A remedy that sets arguments, which are inserted into `text`. ``...`` is a value that only the reader knows.
 
-    The string has the form of Python. The command line writes its own options instead.
+    The string contains Python code. The command line writes its own options instead.
 
     >>> Remedy(head_dim=64), Remedy("{}, or a {}", base=500.0, scaling=...)
     ('head_dim=64', 'base=500.0, or a scaling=')
@@ -32,7 +32,7 @@ class Remedy(str):
 
 
 class LocantError(ValueError):
-    """A mistake in a call: the base class of all errors of this package.
+    """The base class of this package's errors, which report mistakes in a call.
 
     >>> str(LocantError("got 3 heads, expected 4", "pass num_heads=4"))
     'got 3 heads, expected 4; try: pass num_heads=4'

@@ -19,7 +19,7 @@ def require(package: str, purpose: str, *, distribution: str = "") -> Any:  # an
 
     Args:
         package: the name to import, such as ``"matplotlib"``.
-        purpose: the subject of the error: the part of locant that needs the package.
+        purpose: the part of locant that needs the package. It is the subject of the error.
         distribution: the name to install, if it differs from the name to import.
 
     Raises:
@@ -47,7 +47,7 @@ def is_installed(package: str) -> bool:
 
 
 def install_command(package: str) -> str:
-    """Return the command that installs a package with the smallest extra that contains it, read from our metadata.
+    """Return the command that installs a package, with the smallest extra in our metadata that contains it.
 
     >>> install_command("matplotlib"), install_command("umap-learn")
     ("pip install 'locant[lab]'", 'pip install umap-learn')

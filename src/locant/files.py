@@ -95,7 +95,7 @@ class NewFile:
             self._write(view)
 
     def overwrite(self, data: bytes, *, at: int) -> None:
-        """Replace bytes that are already written, from byte `at` on."""
+        """Replace bytes that are already written, starting at byte `at`."""
         self._drain()
         with _wrap_os_errors(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
@@ -103,7 +103,7 @@ class NewFile:
             os.lseek(self._handle, 0, os.SEEK_END)
 
     def read(self, size: int, *, at: int) -> bytes:
-        """Return `size` bytes that are already written, from byte `at` on."""
+        """Return `size` bytes that are already written, starting at byte `at`."""
         self._drain()
         with _wrap_os_errors(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
@@ -120,7 +120,7 @@ class NewFile:
             self._close()
 
     def publish(self, *, flush_folder: bool = True) -> None:
-        """Rename the settled file to its path. The new name survives a crash once the folder is flushed too."""
+        """Rename the flushed file to its path. The new name survives a crash once the folder is flushed too."""
         with _wrap_os_errors(self.path):
             self._temporary.replace(self.path)
             if flush_folder:
@@ -149,7 +149,7 @@ class NewFile:
         self._pending = bytearray()
 
     def _write(self, view: memoryview) -> None:
-        """Write all bytes, because the system may write fewer than it is given."""
+        """Write all bytes. One system call may write only some of them."""
         with _wrap_os_errors(self.path):
             while view:
                 written = os.write(self._handle, view)
@@ -162,8 +162,8 @@ class NewFile:
 def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     """Yield a temporary folder next to `path`. It becomes `path` if the block succeeds, else it is removed.
 
-    The caller must flush the files that it writes there, as `write_whole` and `NewFile` do. With `force`, the complete
-    new folder replaces an existing one, which is removed only then.
+    The caller must flush the files that it writes there, as `write_whole` and `NewFile` do. With `force`, the new
+    folder replaces an existing one once the new one is complete.
     """
     replaces = force and path.is_dir()
     if not replaces:
@@ -229,7 +229,8 @@ def flush(path: Path) -> None:
 def lock(file: IO[bytes]) -> bool | None:
     """Lock a file until the process ends, however it ends. Return ``False`` if another process has the lock.
 
-    Return ``None`` and close the file if the system or the file system has no locks: Windows cannot move an open file.
+    Return ``None`` and close the file if the system or the file system has no locks. It is closed because Windows
+    cannot move an open file.
     """
     try:
         if fcntl:
@@ -244,7 +245,7 @@ def lock(file: IO[bytes]) -> bool | None:
 
 
 def _umask() -> int:
-    """Return the permissions that new files do not get. The system only returns them when they are set."""
+    """Return the permissions that new files do not have. The system returns them only when they are set."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -268,7 +269,7 @@ def _wrap_os_errors(path: Path) -> Generator[None]:
 
 
 def json_text(value: Any) -> str:
-    """Return JSON that people can read, too: one line for each record and each flat list.
+    """Return readable JSON, with one line for each record and each flat list.
 
     >>> print(json_text([{"a": [1, 2]}, {"a": [3]}]), end="")
     [
@@ -309,9 +310,9 @@ class FaultError(Exception):
 
 
 def strict_json(content: bytes, what: str) -> dict[str, Any]:
-    """Return the JSON object in `content`, which errors call `what`.
+    """Return the JSON object in `content`. Errors refer to it as `what`.
 
-    Raise a `FaultError` if this is not a JSON object, or if two readers may interpret it differently.
+    Raise a `FaultError` if `content` is not a JSON object, or if two readers may interpret it differently.
 
     >>> strict_json(b'{"a": 1, "a": 2}', "it")
     Traceback (most recent call last):

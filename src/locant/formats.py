@@ -1,4 +1,4 @@
-"""The public names of formats of token stores. `locant.text.store.formats` defines them.
+"""Public names for the formats of token stores, which `locant.text.store.formats` defines.
 
 A format is a subclass of `StoreFormat`. `register_format` or an entry point in the group ``locant.formats`` registers
 it. The page "Extending locant" has a format for .npy files as an example.

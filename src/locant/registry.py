@@ -1,7 +1,7 @@
 """Look up values by name: built-in values, values that callers register, and values of installed packages.
 
 An installed package offers a value through an entry point. The entry point is loaded when its name is first looked up,
-or when all values are listed. One that cannot be loaded is reported under its name and does not affect the others.
+or when all values are listed. If it cannot be loaded, it is reported under its name and does not affect the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PlugIn:
     """A value of an installed package, with its entry point and the kind of the value, such as ``"encoding"``."""
 
     kind: str
-    entry: Any  # an `EntryPoint` of the standard library, or of its backport, which other packages may put in its place
+    entry: Any  # an `EntryPoint` of the standard library, or of a backport that replaces it
     value: object = None
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ def plug_in_of(value: object) -> PlugIn | None:
 def plug_ins_by_module() -> dict[str, PlugIn]:
     """Return the loaded plug-ins by the top-level modules of their packages.
 
-    An entry point names one module. The metadata of its distribution names all that are installed with it.
+    An entry point names one module. The metadata of its distribution names all modules that are installed with it.
     """
     by_distribution = {plug_in.package: plug_in for plug_in in LOADED}
     installed = packages_distributions() if LOADED else {}
@@ -100,7 +100,7 @@ class Registry(Generic[T]):
         """The errors of the entry points that could not be loaded, by name."""
 
     def register(self, name: str, value: T, aliases: Iterable[str] = ()) -> None:
-        """Register a value. Raise a `RangeError` if it cannot be used, or a name is taken."""
+        """Register a value. Raise a `RangeError` if it cannot be used, or if a name is taken."""
         self._fill()
         self._add(name, value, aliases)
 
@@ -120,7 +120,7 @@ class Registry(Generic[T]):
         self._aliases |= {key_of(each): name for each in (name, *aliases)}
 
     def find(self, name: str) -> T:
-        """Return the value of this name or alias. Case does not matter, and ``-`` and ``_`` are the same.
+        """Return the value with this name or alias. Case does not matter, and ``-`` and ``_`` are the same.
 
         Raises:
             RangeError: the name is unknown. The remedy is the nearest name.
@@ -147,7 +147,7 @@ class Registry(Generic[T]):
         return self._aliases[key_of(name)]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yield every name with its value, this package's own first. This fills `broken`."""
+        """Yield every name with its value, starting with this package's names. This fills `broken`."""
         self._fill()
         self._load_all()
         yield from list(self._values.items())
@@ -198,5 +198,5 @@ class Registry(Generic[T]):
 
 
 def key_of(name: str) -> str:
-    """Return the form of a name in which names are compared."""
+    """Return a name in the form used to compare names."""
     return name.strip().lower().replace("-", "_").replace(" ", "_")

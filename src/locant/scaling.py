@@ -1,4 +1,4 @@
-"""Ways to stretch rotary frequencies over longer contexts, under their public name: see `locant.positions.scaling`."""
+"""Public names of the scalings of rotary frequencies for longer contexts. See `locant.positions.scaling`."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from locant.positions.scaling import Scaling as Scaling
 from locant.positions.scaling import Unscaled as Unscaled
 from locant.positions.scaling import YaRN as YaRN
 
-# A scaling that is not named above is found in its file.
+# `__getattr__` finds scalings that are not imported above.
 __all__ = ["Scaling", *KINDS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a scaling, or raise an `AttributeError` that has the name here of a scaling or encoding."""
+    """Return a scaling. For another name of a scaling or encoding, the `AttributeError` has the public one."""
     if name in KINDS:
         return KINDS[name]
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -1,7 +1,8 @@
-"""How numbers and dtypes are written, for people and in Python, and how they are read: the one home of their forms.
+"""Write numbers and dtypes for people and for Python, and read them.
 
-For people a number has separators of thousands and no exponent above 1 (`spell`), and a dtype its short name,
-``float32``. In Python, which a `repr` is, a number has digits alone (`literal`). JSON has raw numbers.
+For people, a number has thousands separators and no exponent if it is above 1 (`spell`), and a dtype has its short
+name, such as ``float32``. In Python code, such as a `repr`, a number has no separators (`literal`). JSON has raw
+numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OTHER_NAMES = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the short name of a dtype of torch or NumPy, or of one that is written in another way.
+    """Return the short name of a dtype of torch or NumPy, or of another name of a dtype.
 
     >>> import torch
     >>> dtype_name(torch.bfloat16), dtype_name("fp32"), dtype_name("torch.float32"), dtype_name("BF16")
@@ -32,7 +33,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def spell(value: float | int, digits: int = 6) -> str:
-    """Return a number for people, rounded to so many digits that matter.
+    """Return a number as text for people, rounded to `digits` significant digits.
 
     >>> spell(500_000.0), spell(1_304.2, 3), spell(1e6), spell(0.0625), spell(3.1e-7)
     ('500,000', '1,300', '1,000,000', '0.0625', '3.1e-07')
@@ -42,7 +43,7 @@ def spell(value: float | int, digits: int = 6) -> str:
 
 
 def literal(value: float | int) -> str:
-    """Return a number as Python reads it, in the fewest characters that are equal to it.
+    """Return a number as Python code, in the fewest digits that Python reads as the same number.
 
     >>> literal(10_000.0), literal(1e6), literal(0.125), literal(1 / 3)
     ('10000', '1000000', '0.125', '0.3333333333333333')
@@ -53,10 +54,10 @@ def literal(value: float | int) -> str:
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number that a text states, such as ``8192``, ``8_192``, ``8,192`` or ``1e6``.
+    """Return the whole number in a text such as ``8192``, ``8_192``, ``8,192`` or ``1e6``.
 
     Raises:
-        ValueError: the text states none, or may state two (``8k``). The message says which.
+        ValueError: the text is not a whole number, or may mean two (``8k``). The message lists both.
 
     >>> whole_number("1_000_000"), whole_number("1,000,000"), whole_number("1e6")
     (1000000, 1000000, 1000000)

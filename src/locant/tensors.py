@@ -1,4 +1,4 @@
-"""Checks for any tensor: can the host read its values, what are their bounds, can torch compute with it?
+"""Check whether the host can read a tensor's values, what their bounds are, and whether torch can compute with it.
 
 Tensors in a compiled graph, samples of `torch.func.vmap`, fake tensors and meta tensors have a shape but no values.
 Reading a value on an accelerator waits for the device.
@@ -19,10 +19,10 @@ from locant.kernels.transforms import is_batched
 from locant.spelling import dtype_name
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes that everything here computes in."""
+"""The dtypes in which this package computes."""
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
-"""Types of devices, with or without float64. `has_float64` tries other types once."""
+"""Whether each type of device has float64. `has_float64` tries other types once."""
 
 
 def has_float64(device: torch.device) -> bool:
@@ -36,7 +36,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether the tensor has values. Tensors in a graph, under `vmap`, fake and meta tensors do not."""
+    """Return whether the tensor has values. Tensors in a graph or under `vmap`, fake and meta tensors do not."""
     shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
     return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
 
@@ -57,13 +57,13 @@ def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
 
 
 def require_tensor(name: str, x: Any) -> None:
-    """Raise unless this is a tensor. Methods of arrays and lists have the same names and do something else."""
+    """Raise unless this is a tensor. Arrays and lists have methods with the same names that do something else."""
     if not isinstance(x, Tensor):
         raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.as_tensor({name})")
 
 
 def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dtype:
-    """Return torch's dtype of this name. Raise `RangeError` if it is not allowed.
+    """Return the torch dtype with this name. Raise `RangeError` if it is not allowed.
 
     >>> as_dtype("fp32"), as_dtype("torch.bfloat16"), as_dtype(torch.float16)
     (torch.float32, torch.bfloat16, torch.float16)

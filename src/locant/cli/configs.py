@@ -15,7 +15,7 @@ METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 
 
 def _scaling_name(text: str) -> str | None:
-    from locant.positions.scaling import scaling_name  # which needs torch
+    from locant.positions.scaling import scaling_name  # needs torch
 
     return scaling_name(text)
 

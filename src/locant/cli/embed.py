@@ -22,9 +22,9 @@ from locant.cli.options import (
 from locant.errors import InputError
 
 SHORT, USUAL = 64, 4
-"""The longest text that is one window, in tokens, and the window of a longer text."""
+"""The length in tokens of the longest text in one window, and the window length for longer texts."""
 VOCAB_SIZE = 4_096
-"""The vocabulary size of the tokenizer trained on the text, if neither is given."""
+"""The vocabulary size of the tokenizer trained on the text, if neither a tokenizer nor a size is given."""
 OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 
 

@@ -1,4 +1,4 @@
-"""The click group of all verbs. It imports a verb when it is called, and prints each error as one line."""
+"""The click group of all verbs. It imports a verb when the verb is called, and prints each error as one line."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class VerbGroup(click.Group):
             raise
         return result
 
-    def main(  # type: ignore[override]  # the others are click's own
+    def main(  # type: ignore[override]  # the other parameters are click's own
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
     ) -> Any:
         """Run a verb, or print the help if there is none."""
@@ -88,7 +88,7 @@ class VerbGroup(click.Group):
 
 
 def _guarded(run: Callable[[], int | None]) -> int:
-    """Run and return the exit code. Print each error as one line, or raise it if `TRACEBACK` is set.
+    """Call `run`, and return the exit code. Print each error as one line, or raise it if `TRACEBACK` is set.
 
     `run` returns a code only for ``--help``, and None otherwise.
     """

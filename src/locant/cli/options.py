@@ -31,7 +31,7 @@ class Whole(click.IntRange):
 if TYPE_CHECKING:
     _Choice = click.Choice[str]
 else:
-    _Choice = click.Choice  # which is not generic before click 8.2
+    _Choice = click.Choice  # not generic before click 8.2
 
 
 class OneOf(_Choice):
@@ -83,7 +83,7 @@ dtype = click.option(
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 
-def output(help_text: str, kind: PathOption = PathOption(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it holds nothing
+def output(help_text: str, kind: PathOption = PathOption(), **more: Any) -> Callable[[F], F]:  # noqa: B008  # it has no state
     """Return the option ``-o``, the file or folder to write."""
     return click.option("-o", "--output", type=kind, help=help_text, **more)
 
@@ -136,7 +136,7 @@ encoding_options = _combine(
 
 
 def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
-    """Raise `InputError` unless the encoding of this name takes these options. The error names options of the verb."""
+    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid ones."""
     from inspect import signature
 
     from locant.positions.registry import find

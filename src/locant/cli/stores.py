@@ -39,7 +39,7 @@ ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}
 
 
 def _unescape(text: str) -> str:
-    r"""Replace the escapes ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` by the characters that they mean."""
+    r"""Replace the escapes ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` with the characters that they mean."""
     return re.sub(r"\\[ntr0\\]", lambda escape: ESCAPES[escape[0]], text)
 
 

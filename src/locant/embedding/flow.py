@@ -37,7 +37,7 @@ NUM_VALUES = 4
 class Plan:
     """The options for cutting and embedding a text. `batch` is the number of embedded windows, ``None`` for all.
 
-    With a `model`, the folder of a published model, its tables and its encoding are used instead of the sizes here.
+    `model` is the folder of a published model. Its tables and encoding are used instead of the sizes here.
     """
 
     encoding: str
@@ -153,7 +153,7 @@ class Embedded:
 
 @torch.no_grad()
 def embed(corpus: Corpus, plan: Plan) -> Embedded:
-    """Cut a text into windows, and embed the first windows, or all."""
+    """Cut a text into windows, and embed the first `plan.batch` windows, or all of them."""
     end = corpus.tokenizer.vocab_size  # an id that no token has, which is the target of a text's last token
     # No window reaches from one file into the next, and every token has a target.
     offsets = np.array(corpus.documents)
@@ -188,7 +188,7 @@ def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncodi
 
 
 def save_vectors(embedded: Embedded, path: Path | str) -> None:
-    """Write ids, targets, positions and embeddings, with the facts as metadata, as a whole or not at all."""
+    """Write ids, targets, positions and embeddings atomically, with the facts as metadata."""
     require_vectors_place(path, embedded.flow.model)
     facts = {name: json.dumps(value) for name, value in embedded.flow.to_dict().items() if name != "first"}
     with replacing(path) as temporary:

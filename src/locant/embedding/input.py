@@ -24,21 +24,21 @@ from locant.tensors import require_tensor
 class InputEmbedding(DeferredErrorModule):
     """Embed ids as the vectors that enter the first layer.
 
-    GPT-2 is ``InputEmbedding(50_257, 768, encoding=Learned(1024, 768), dropout=0.1)``; BERT adds
-    ``num_segments=2, norm=nn.LayerNorm(768, eps=1e-12)``; the original Transformer is
+    GPT-2 is ``InputEmbedding(50_257, 768, encoding=Learned(1024, 768), dropout=0.1)``. BERT adds
+    ``num_segments=2, norm=nn.LayerNorm(768, eps=1e-12)``. The original Transformer is
     ``InputEmbedding(37_000, 512, encoding=Sinusoidal(512), scale="sqrt_d_model", dropout=0.1)``.
 
     Args:
         vocab_size: number of rows of the token table.
         d_model: width of the token, segment and output vectors.
         encoding: an encoding that adds vectors to the tokens (`embed`), or its name, if it requires only `d_model` and
-            `max_seq_len`. An encoding that acts only in attention is an error; pass it to `attend`. NoPE, the base
-            class, adds nothing, neither here nor in attention.
+            `max_seq_len`. An encoding that acts only in attention is an error. Pass it to `attend`. NoPE, the base
+            class, has no effect here or in attention.
         max_seq_len: the length of an encoding that is given by its name, such as ``"learned"``.
-        combine: ``"add"`` the position vectors to the token rows, or ``"concat"`` them. In the latter case tokens get
-            the first ``d_model - encoding.d_model`` dimensions, and positions the others.
-        num_segments: number of rows of the segment table, which is added; 0 for no table.
-        scale, init, init_std, padding_idx: options of the token rows, see `TokenEmbedding`.
+        combine: ``"add"`` adds the position vectors to the token rows. ``"concat"`` appends them, so tokens have the
+            first ``d_model - encoding.d_model`` dimensions, and positions have the others.
+        num_segments: number of rows of the segment table, whose rows are added. 0 means no table.
+        scale, init, init_std, padding_idx: options of the token rows, as in `TokenEmbedding`.
         scale_sum: factor of the sum of tokens, segments and positions, with the same values as `scale`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module, which is applied to the sum.
         dropout: dropout probability after the norm.
@@ -109,7 +109,7 @@ class InputEmbedding(DeferredErrorModule):
     def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | str | None = None) -> InputEmbedding:
         """Load the input embedding of a published model (GPT-2, BERT, Llama, T5 and others) with its tables.
 
-        It has all steps before the first layer, but no position encodings that act in the layers, for which see
+        It has all steps before the first layer. For position encodings that act in the layers, use
         `encoding_from_config`. It is in evaluation mode, as `transformers` loads a model, so dropout is off until
         `train` is called. Arguments, errors and memory are the same as for `TokenEmbedding.from_pretrained`.
 
@@ -134,7 +134,7 @@ class InputEmbedding(DeferredErrorModule):
         """Embed ids of shape ``batch seq``, or ``seq`` for one row, as a tensor, an array or a list.
 
         Without `positions` every row counts from 0. A single token without positions is an error if its position is
-        added. `segments` have the shape of the ids; without them all tokens are in segment 0. `token_type_ids` is the
+        added. `segments` have the shape of the ids. Without them all tokens are in segment 0. `token_type_ids` is the
         name for segments in `transformers`.
         """
         if token_type_ids is not None:
@@ -156,7 +156,7 @@ class InputEmbedding(DeferredErrorModule):
         positions: OptionalPositions = None,
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Do the same for vectors that are embedded already, such as image patches, without scaling them."""
+        """Apply the steps after the look-up to embedded vectors, such as image patches. `scale` has no effect."""
         require_tensor("x", x)
         if x.ndim != 3:
             raise shape_error("x", x, "(batch, seq, d_model)", "x.view(1, *x.shape)")
@@ -180,7 +180,7 @@ class InputEmbedding(DeferredErrorModule):
 
 
 def _encoding(encoding: Any, d_model: int, max_seq_len: int | None) -> PositionEncoding:
-    """Return the encoding, or build the encoding of this name from the known sizes."""
+    """Return the encoding, or build the encoding with this name from the known sizes."""
     if isinstance(encoding, str):
         kind, known_sizes = find(encoding), {"d_model": d_model, "max_seq_len": max_seq_len}
         _require_adds(kind)
@@ -212,7 +212,7 @@ def _require_adds(kind: type[PositionEncoding]) -> None:
 
 
 def _resolve_positions(encoding: PositionEncoding, tokens: Tensor, positions: OptionalPositions) -> Positions:
-    """Return the positions of ids or vectors, by default from 0. If no vectors are added, one token is enough."""
+    """Return the positions of tokens, by default from 0. One token needs positions only if vectors are added."""
     batch, seq_len = tokens.shape[:2]
     matter = positions is None and "embed" in encoding.methods()
     positions = positions_or_default(positions, seq_len, tokens.device, matter=matter)

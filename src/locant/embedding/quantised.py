@@ -1,4 +1,4 @@
-"""Token tables of 8 bits for inference: a code for every number, and a scale for every row.
+"""8-bit token tables for inference, with a code for every number and a scale for every row.
 
 A row is divided by its largest entry, so that it fills the range of the code, and rounded to nearest. ``int8`` has
 equal steps of 1/127 of the largest entry. ``fp8`` (E4M3, https://arxiv.org/abs/2209.05433) has steps of 1/8 of a power
@@ -28,7 +28,7 @@ ROWS = 2**13
 
 
 class QuantisationError(NamedTuple):
-    """The rounding error: of all entries relative to their root mean square, and the largest relative to its row."""
+    """The rounding error of all entries relative to their root mean square, and the largest relative to its row."""
 
     relative: float
     largest: float

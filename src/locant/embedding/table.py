@@ -1,4 +1,4 @@
-"""Embedding tables: reading their rows, checking the ids of a look-up, and the memory that tables need.
+"""Read the rows of embedding tables, check the ids of a look-up, and compute the memory that tables need.
 
 An id without a row is an error. On a GPU, a failed assertion on the device would make it unusable for the process, and
 a check before every look-up would make the host wait. So the device records the first token without a row, and the host
@@ -27,17 +27,17 @@ from locant.spelling import dtype_name
 from locant.tensors import has_values, require_tensor
 
 NO_FAULT = 2**63 - 1
-"""The number of the first token without a row if all tokens have rows."""
+"""The recorded number if all tokens have rows."""
 
 Ids = Integer[Tensor, "*batch"] | Integer[np.ndarray, "*batch"] | Sequence[Any]
 """Token ids. A tokenizer returns an array, and lists are accepted, too."""
 
 Fill = Callable[[Tensor], Tensor]
-"""Writes fresh rows into a tensor, and returns it."""
+"""A function that writes fresh rows into a tensor and returns it."""
 
 
 class Table:
-    """The methods that read, write and append the rows of a weight, here on one device.
+    """The methods that read, write and append the rows of a weight on one device.
 
     `locant.parallel` has a subclass for rows that are split over several devices. The object has no state, and writing
     has no gradient.
@@ -60,7 +60,7 @@ class Table:
         return F.linear(x, weight)
 
     def initialize(self, weight: Float[Tensor, "vocab_size d_model"], fill: Fill, padding_idx: int | None) -> None:
-        """Fill every row by `fill`, and the padding row with zeros."""
+        """Fill every row with `fill`, and the padding row with zeros."""
         fill(weight)
         if padding_idx is not None:
             weight[padding_idx].zero_()
@@ -81,9 +81,10 @@ def rows_of(
     padding_idx: int | None = None,
     read: Callable[[Tensor, Tensor, int | None], Tensor] = look_up,
 ) -> Float[Tensor, "*batch width"]:
-    """Return the row of every id. Raise `RangeError` for the first id without a row, on a GPU at a later call.
+    """Return the row of every id. Raise `RangeError` for the first id without a row.
 
-    On a GPU the row of such an id is NaN. In a graph nothing is checked. `read` looks up the valid ids.
+    On a GPU the row of such an id is NaN, and a later call raises the error. In a graph, ids are not checked.
+    `read` looks up the valid ids.
     """
     num_rows = weight.shape[0]
     if not weight.is_cuda or torch.compiler.is_compiling() or is_exporting() or is_transforming():
@@ -106,9 +107,9 @@ def require_ids(
 ) -> Int[Tensor, "*batch"]:
     """Return `ids` as int64. Raise an error unless they are integers in ``0 .. num_rows - 1`` on `device`.
 
-    The check reads the smallest and largest id, so the host waits for an accelerator. Without it, a wrong id would
-    cause a device-side assertion, after which the process cannot use the device. While a graph is compiled or captured,
-    nothing may be read, so ids are not checked.
+    The check reads the smallest and largest id, so the host waits for an accelerator. Without the check, a wrong id
+    would cause a device-side assertion, after which the process cannot use the device. While a graph is compiled or
+    captured, values must not be read, so ids are not checked.
     """
     require_tensor("ids", ids)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -171,9 +172,9 @@ class DeferredErrors:
         return DeferredErrors, ()
 
     def watch(self, ids: Int[Tensor, "*batch"], num_rows: int, table: str) -> Bool[Tensor, "*batch"]:
-        """Return a mask of the ids that have no row, and note the first of them, and the table's name for an error.
+        """Return a mask of the ids that have no row. Note the first of them, and the table's name for an error.
 
-        While a graph is captured, nothing is noted, because a graph has no later call.
+        While a graph is captured, no id is noted, because a graph has no later call.
         """
         wrong = (ids < 0) | (ids >= num_rows)
         if not ids.numel() or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -213,7 +214,7 @@ class DeferredErrorModule(nn.Module):
     def raise_deferred_errors(self) -> None:
         """Wait for the GPU, and raise `RangeError` if an id, position or segment of an earlier call had no row.
 
-        If this is not called, a later call raises the error, as soon as the device has reported it.
+        Without this, a later call raises the error, as soon as the device has reported it.
         """
         for part in self.modules():
             if isinstance(part, DeferredErrorModule):

@@ -57,9 +57,9 @@ class TokenEmbedding(DeferredErrorModule):
             instead of 55.4256 in bfloat16 at width 3072).
         init: distribution of new rows: ``"normal"``, or ``"xavier"``, which is uniform within
             ``sqrt(6 / (vocab_size + d_model))`` (Glorot 2010, `torch.nn.init.xavier_uniform_`).
-        init_std: standard deviation of normal rows; default ``d_model ** -0.5``. GPT-2 and BERT use 0.02,
+        init_std: standard deviation of normal rows. Default: ``d_model ** -0.5``. GPT-2 and BERT use 0.02, and
             `torch.nn.Embedding` uses 1.
-        padding_idx: a row that is initialized with zeros and gets no gradient.
+        padding_idx: a row that is initialized with zeros and does not get a gradient.
 
     >>> TokenEmbedding(50_257, 256)(torch.tensor([[1, 2, 3, 4]])).shape
     torch.Size([1, 4, 256])
@@ -173,10 +173,10 @@ class TokenEmbedding(DeferredErrorModule):
         measure: Literal["cosine", "dot"] = "cosine",
         exclude: Sequence[int] = (),
     ) -> Nearest:
-        """Find the rows nearest to a token, or to a vector. All rows are compared, with few in memory at once.
+        """Find the rows nearest to tokens or vectors. All rows are compared, one block at a time.
 
         Args:
-            ids_or_vector: any number of ids, which are not their own neighbours, or of vectors of width d_model.
+            ids_or_vector: any number of ids, or of vectors of width d_model. An id is not its own neighbour.
             k: number of neighbours.
             measure: ``"cosine"`` of the angle between rows, or their ``"dot"`` product.
             exclude: ids that are not returned.
@@ -256,7 +256,7 @@ def _sharing(module: TokenEmbedding) -> list[nn.Module]:
 
 
 def to_scale(name: str, scale: Any) -> Scale | None:
-    """Check a scale, which is a number or the name of a number."""
+    """Check a scale, which is a number, the name of a number or ``None``, and return it."""
     if isinstance(scale, str):
         return cast(
             Scale,
@@ -295,7 +295,7 @@ class SegmentEmbedding(DeferredErrorModule):
         nn.init.normal_(self.weight, std=SEGMENT_STD)
 
     def forward(self, segments: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
-        """Return the row of every segment id. Raise `RangeError` for an id without a row, on a GPU at a later call."""
+        """Return the row of every segment id. An id without a row raises `RangeError`, on a GPU at a later call."""
         return rows_of(segments, self.weight, "SegmentEmbedding", "num_segments", self._deferred_errors)
 
     def extra_repr(self) -> str:

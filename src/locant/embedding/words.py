@@ -68,7 +68,7 @@ class Words:
         return cls(Tokenizer.load(Path(folder)), table)
 
     def ids(self, word: str) -> tuple[int, ...]:
-        """Return the token of the word after a space, or its entry (such as ``##ing``), or the tokens of its parts."""
+        """Return the word's token after a space, else its entry (such as ``##ing``), else the tokens of its parts."""
         in_text = self.tokenizer.encode(f" {word}").tolist()
         if len(in_text) == 1:
             return tuple(in_text)
@@ -101,7 +101,7 @@ class Words:
         return rows @ rows.T
 
     def flat_map(self, words: Sequence[str], layout: str = "pca") -> Float[Tensor, "words 2"]:
-        """Return a place in the plane for each of these words, see `flat_map`."""
+        """Return a point in the plane for each of these words, as the function `flat_map` does."""
         return flat_map(self._unit(words), layout)
 
     def _unit(self, words: Sequence[str]) -> Float[Tensor, "words d_model"]:

@@ -1,6 +1,6 @@
-"""Images and video: the rotary encodings of the transformers of `diffusers`, and the positions of their tokens.
+"""The rotary encodings of the transformers of `diffusers`, and the positions of image and video tokens.
 
-`locant.engines.diffusers_rows` has a row that describes the code of each class. `diffusers` itself is not needed.
+`locant.engines.diffusers_rows` has one row for each class, which describes its code. `diffusers` itself is not needed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def encoding_from_diffusers(
 
     Args:
         config_or_folder: its configuration, a ``config.json``, or the folder of a pipeline or of its transformer.
-        scalings: a scaling or ``None`` for each axis, to replace the scalings of the model: `RIFLEx` for frames, `DyPE`
-            for rows and columns.
+        scalings: a scaling or ``None`` for each axis, which replaces the scalings of the model. Use `RIFLEx` for
+            frames, and `DyPE` for rows and columns.
         angles: as in `Rotary`.
 
     Raises:
@@ -135,7 +135,7 @@ def _pairs(layout: str, dims: Sequence[int], scalings: Sequence[Scaling], base: 
 
 
 def transformer_of(config: Config) -> Transformer:
-    """Return the row of a configuration's class."""
+    """Return the row for the class of a configuration."""
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in TRANSFORMERS:
         got = f"got {short_repr(name)} for _class_name, no transformer of diffusers whose rotary positions are known"

@@ -1,7 +1,7 @@
-"""The position schemes of the transformers of `diffusers`: a row for each class.
+"""The position schemes of the transformers of `diffusers`, with one row for each class.
 
-A configuration has the sizes of a model. The pairs of dimensions, their axes (frames, rows and columns), the start of
-grids and the positions of text are in the code. ``tests/engines/`` compares the rows with that code.
+A configuration has the sizes of a model. The code of the class decides the pairs of dimensions, their axes (frames,
+rows and columns), the start of grids and the positions of text. ``tests/engines/`` compares the rows with that code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Transformer:
             rotate text with the image.
         text_from: the index of the first text token, or a function that returns it.
         text_last: whether text comes after the image in the sequence.
-        refused: why locant has no encoding for it.
+        refused: why locant has no encoding for this class.
     """
 
     dims: Callable[[Config], Sequence[int]]
@@ -100,7 +100,7 @@ def _eighths(config: Config) -> Sequence[int]:
 
 
 def _mrope(key: str) -> Callable[[Config], Sequence[int]]:
-    """Return a function that reads the pairs of rows and columns from a list. Frames have all other pairs."""
+    """Return a function that reads from a list how many pairs rows and columns have. Frames have all other pairs."""
 
     def dims(config: Config) -> Sequence[int]:
         older = (config.get("rope_scaling") or {}).get("mrope_section") or (24, 20, 20)
@@ -128,7 +128,7 @@ def _centred(config: Config, picture: Picture) -> dict[str, Callable[[int], Frac
 
 
 def _fixed_size(*sides: int | str) -> Grid:
-    """Return grids from 0, at the trained size alone. The code scales other sizes (CogVideoX 1.0, Hunyuan-DiT)."""
+    """Return grids from 0, only for the trained size. The code scales other sizes (CogVideoX 1.0, Hunyuan-DiT)."""
 
     def grid(config: Config, picture: Picture) -> Mapping[str, Callable[[int], int]]:
         patch = integer("patch_size", config.get("patch_size"))

@@ -1,8 +1,8 @@
-"""Exact angles in vLLM and SGLang: a plug-in for each, which does nothing unless an environment variable is set.
+"""Plug-ins for exact angles in vLLM and SGLang. They do nothing unless an environment variable is set.
 
-All rotary classes of both engines compute their table of cosines and sines from float32 angles, in a method of the same
-name. With ``LOCANT_VLLM=exact`` or ``LOCANT_SGLANG=exact``, the plug-in replaces the table by the result of
-`Rotary.cos_sin_cache` for the model's configuration, if both differ only by the rounding of angles. The engine keeps
+All rotary classes of both engines compute their table of cosines and sines from float32 angles, in the method `METHOD`.
+With ``LOCANT_VLLM=exact`` or ``LOCANT_SGLANG=exact``, the plug-in replaces the table by the result of
+`Rotary.cos_sin_cache` for the model's configuration, if the two differ only by the rounding of angles. The engine keeps
 its table if the configuration cannot be read, if a class does not have one table, or if the engine reads the
 configuration differently. The log states the reason. An engine may still round a table to the model's dtype.
 """
@@ -37,7 +37,7 @@ ROUNDING = 2.0**-21
 
 
 def vllm() -> None:
-    """Install the plug-in: vLLM calls this entry point of ``vllm.general_plugins`` in each of its processes."""
+    """Install the plug-in. vLLM calls this entry point of ``vllm.general_plugins`` in each of its processes."""
     if _is_enabled("LOCANT_VLLM"):
         from vllm.model_executor.layers import rotary_embedding  # pyright: ignore[reportMissingImports]
 
@@ -45,7 +45,7 @@ def vllm() -> None:
 
 
 def sglang() -> None:
-    """Install the plug-in: SGLang calls this entry point of ``sglang.srt.plugins`` in each of its processes."""
+    """Install the plug-in. SGLang calls this entry point of ``sglang.srt.plugins`` in each of its processes."""
     if _is_enabled("LOCANT_SGLANG"):
         from sglang.srt.layers.rotary_embedding import factory  # pyright: ignore[reportMissingImports]
 
@@ -81,7 +81,7 @@ def _config_of_sglang() -> Any:
 
 
 def _replace_tables(module: ModuleType, read_config: Callable[[], Any], log: logging.Logger) -> None:
-    """Wrap the method of each class that defines it, once."""
+    """Wrap `METHOD` once in each class that defines it."""
     bases = {base for each in vars(module).values() if isinstance(each, type) for base in each.__mro__}
     for each in bases:
         compute = vars(each).get(METHOD)
@@ -128,7 +128,7 @@ def _error(rotary: Rotary, rows: Tensor, sample: Tensor) -> float:
 
 
 def _encodings(config: Config, length: int) -> Iterator[Rotary]:
-    """Yield the encoding of each kind of layers for text, which has one index on all axes."""
+    """Yield the encoding of each kind of layer for text, which has one index on all axes."""
     full = with_defaults(config)
     for kind in rotary_layer_types(full) or layer_types(full) or (None,):
         rotary = encoding_from_config(full, layer_type=kind)

@@ -1,8 +1,8 @@
-"""GGUF files: the position encoding that llama.cpp uses with one, and how it differs from a configuration.
+"""Read the position encoding that llama.cpp uses with a GGUF file, and compare it with a configuration.
 
 The metadata of a file is incomplete. The code of llama.cpp decides by architecture which dimensions form a pair. The
 factors of LongRoPE depend on the allocated context, not on the text. Dynamic scaling has no key. For YaRN, llama.cpp
-reads the ends of the ramp only for some architectures, and the rounding of the ramp for none.
+reads the ends of the ramp only for some architectures, and never reads the rounding of the ramp.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class GgufComparison:
     """A comparison of a file with a configuration.
 
     Args:
-        cos_sin_error: the largest difference between the cosines and sines of both, over the context.
+        cos_sin_error: the largest difference between the cosines and sines of the two encodings, over the context.
         differences: sentences about the differences.
         ignored: keys of the configuration that have no effect in llama.cpp with this file, and why.
-        weights: whether q and k of the file are equal to those of the safetensors, reordered or as they are. ``None``
-            if they were not compared.
+        weights: whether q and k in the file are equal to q and k in the safetensors, reordered or as they are.
+            ``None`` if they were not compared.
     """
 
     model: GgufModel
@@ -128,11 +128,11 @@ class GgufComparison:
 def encoding_from_gguf(path: Path | str, n_ctx: int | None = None) -> PositionEncoding:
     """Return the position encoding that llama.cpp uses with a GGUF file.
 
-    Its layout is the layout of the weights in the file. The conversion reorders q and k of Llama, so their encoding is
-    interleaved here and half in `transformers`.
+    The encoding has the layout of the weights in the file. The conversion reorders q and k of Llama, so the encoding
+    is interleaved here and half in `transformers`.
 
     Args:
-        path: a ``.gguf`` file, or the first one of several shards.
+        path: a ``.gguf`` file, or the first of several shards.
         n_ctx: the allocated context (``-c`` of llama.cpp), which decides the factors of LongRoPE. Default: the trained
             length in the file, as in llama.cpp.
 
@@ -184,7 +184,7 @@ class _Fields:
         return value
 
     def wrong(self, key: str, value: object, expected: str) -> InputError:
-        """Return the error for a key without a value, or with a wrong one."""
+        """Return the error for a key that has a wrong value or no value."""
         got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={short_repr(value)}"
         return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
 
@@ -195,7 +195,7 @@ class _Fields:
         return self._text(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: Real | None = None, *, low: Real = -math.inf, above: Real = -math.inf) -> Real:
-        """Return a number of the architecture. Of a list with one number per layer, return the largest."""
+        """Return a number of the architecture, or the largest of a list with one number per layer."""
         ends = [f"of {spell(low)} or more"] * (low > -math.inf) + [f"above {spell(above)}"] * (above > -math.inf)
 
         def test(each: Real) -> bool:
@@ -204,7 +204,7 @@ class _Fields:
         return self._largest(key, default, " ".join(["a number", *ends]), test)
 
     def whole(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT32) -> int:
-        """Return a number of the architecture that is an integer from `low` to `high`. 4096.0 counts as one."""
+        """Return a number of the architecture that is an integer from `low` to `high`. 4096.0 is accepted."""
 
         def test(each: Real) -> bool:
             return low <= each <= high and each == int(each)
@@ -224,7 +224,7 @@ class _Fields:
         return largest
 
     def factors(self, name: str, num_pairs: int) -> tuple[float, ...] | None:
-        """Return a divisor for each pair, from the tensor of this name. The file has it once, or in each layer."""
+        """Return a divisor for each pair, from the tensor with this name. The file has one tensor, or one per layer."""
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
                 values = self.dequantised(tensor).ravel()
@@ -313,7 +313,7 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
 
 
 def _scaling(fields: _Fields, n_ctx: int, num_pairs: int, notes: list[str]) -> Scaling | None:
-    """Return the scaling of llama.cpp: factors divide frequencies, then it applies the scaling that the file names."""
+    """Return the scaling of llama.cpp, which divides frequencies by factors and then applies the file's scaling."""
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = next(filter(None, (fields.number(key, 0.0, low=0) for key in keys)), 1.0)  # llama.cpp treats 0 as 1
     kind = fields.text("rope.scaling.type", "linear")
@@ -375,7 +375,7 @@ ROUNDING = 2.0**-23
 def compare_gguf(
     path: Path | str, config: Config, *, n_ctx: int | None = None, folder: Path | None = None
 ) -> GgufComparison:
-    """Compare the positions of llama.cpp with a file to the positions of `transformers` with a configuration.
+    """Compare llama.cpp's positions for a file with the positions of `transformers` for a configuration.
 
     Args:
         config: a Hugging Face configuration.
@@ -415,7 +415,7 @@ def compare_gguf(
 
 
 def _differences(in_file: Rotary, in_config: Rotary) -> Iterator[str]:
-    """Yield the differences with which angles cannot be compared."""
+    """Yield the differences that make it impossible to compare angles."""
     for name in ("head_dim", "rotary_dim"):
         file_size, config_size = getattr(in_file, name), getattr(in_config, name)
         if file_size != config_size:

@@ -1,8 +1,8 @@
-"""Reuse of cached keys at other positions: a cached text follows another one, or moves up in a conversation.
+"""Reuse cached keys at other positions, when a cached text follows another text or moves up in a conversation.
 
 Two rotations are equal to one rotation by the sum of their angles, so keys move by one more rotation, which is the same
 for all tokens of a span. Values do not change. One error remains: in every layer but the first, keys and values depend
-on the tokens before them, and moved ones come from another context.
+on the tokens before them, and moved keys and values come from another context.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ def move_cache(
     """Move the keys of a cache by a number of positions, in place, and return the cache.
 
     With exact angles each span is one rotation by one angle, which takes about as long as copying the keys. With
-    ``angles="float32"`` the rounding of the model at both positions is reproduced, which takes several times as long.
+    ``angles="float32"`` the move reproduces the model's rounding at both positions, which takes several times as long.
 
     Args:
         cache: a cache of `transformers` (dynamic or static), or keys as a tensor ``batch kv_heads seq head_dim``. For
             blocks of a paged cache ``blocks block kv_heads head_dim``, pass ``blocks.transpose(1, 2)``, with a row for
             each block.
-        encoding: the model that filled the cache, or its configuration (layers may differ). Or the `Rotary` that
-            rotated all keys. Or one encoding for each layer, with ``None`` for layers that do not rotate.
-        by: the number of positions, negative towards the start. One number, or one for each span.
+        encoding: the model that filled the cache or its configuration (layers may differ), the `Rotary` that rotated
+            all keys, or one encoding for each layer, with ``None`` for layers that do not rotate.
+        by: one number of positions, or one for each span. Negative numbers move keys towards the start.
         spans: slots ``(start, stop)`` of the cache that move, without overlap. Default: all slots.
         positions: the current positions of the keys. Default: each key is at the position of its slot, after the tokens
             that a sliding window has dropped. With exact angles they only matter for the range check of the encoding.
         latent_layout: the layout of cached keys in multi-head latent attention, where `transformers` caches the rotated
             part as values. Use ``"half"`` for DeepSeek-V3 and models with its code, which sorts dimensions before it
             rotates, so that ``rope_interleave`` does not matter. Use ``"interleaved"`` for DeepSeek-V2. It is required
-            for such models, because the wrong layout causes errors of 7 in silence.
+            for such models, because the wrong layout silently causes errors of 7.
 
     Raises:
         LocantError: the cache is quantised, or has other rotated states. Or the encoding is not rotary, or is one
@@ -239,7 +239,7 @@ def _holds_states(value: object) -> bool:
 
 
 def _is_filled(layer: Any) -> bool:
-    """Return whether a layer has keys: it may have another state instead, or be empty."""
+    """Return whether a layer has keys. It may have another state instead, or be empty."""
     keys = getattr(layer, "keys", None)
     return isinstance(keys, Tensor) and keys.numel() > 0
 
@@ -247,7 +247,7 @@ def _is_filled(layer: Any) -> bool:
 def _rotated_part(layer: Any, rotary: Rotary, latent: Layout | None, *, is_latent: bool) -> tuple[Tensor, Rotary]:
     """Return the rotated states of a layer, and the encoding with their layout.
 
-    `is_latent` if the model is known to have multi-head latent attention.
+    `is_latent` means that the model is known to have multi-head latent attention.
     """
     keys, values = layer.keys, layer.values
     fits_values = values.shape[1] == 1 and values.shape[-1] == rotary.head_dim
@@ -274,7 +274,7 @@ def _positions_of(layer: Any, keys: Tensor, positions: Positions | None) -> Posi
 
 
 def _spans_of(keys: Tensor, by: object, spans: Spans | None) -> list[tuple[int, int, int]]:
-    """Return the start and stop of each span, and by how many positions it moves."""
+    """Return the start and stop of each span, and the number of positions by which it moves."""
     length = keys.shape[2]
     try:
         bounds = [(0, length)] if spans is None else [(index(start), index(stop)) for start, stop in spans]

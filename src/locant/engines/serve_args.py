@@ -1,4 +1,4 @@
-"""The flags with which a server extends the context of a model, and the keys of a scaling that it ignores."""
+"""The flags with which a server extends a model's context, and the keys of a scaling that the server ignores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ IGNORED: Mapping[tuple[str, str], Mapping[str, str]] = {
         "attention_factor": "it is not read: use --yarn-attn-factor, which multiplies the factor of YaRN",
     },
 }
-"""The keys that an engine does not read, or reads differently from `transformers`, and how."""
+"""The keys that an engine ignores or reads differently from `transformers`, with an explanation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]
 
 
 def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
-    """Return the changed keys, nested as in the configuration. Servers replace all rope parameters, so they get all."""
+    """Return the changed keys, nested as in the configuration, with all rope parameters, as servers replace all."""
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":

@@ -1,8 +1,8 @@
 """A comparison that the page starts, in a separate process that runs this module.
 
-The process works like `locant compare`, and writes a line of JSON for every step. It gets its texts, options and folder
-as JSON. An interrupt ends it like ``locant compare``, or at the next step, because Python drops a `KeyboardInterrupt`
-that is raised while an object is cleaned up.
+The process works like `locant compare`, and writes a line of JSON for every step. Its texts, options and folder
+arrive as JSON. An interrupt ends it as it ends ``locant compare``. If Python drops the `KeyboardInterrupt`, as it does
+while an object is cleaned up, the process ends at the next step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from locant.lab.comparison import Progress, compare_files
 from locant.report.comparison import Screen
 
 STOP, STOPPED = (getattr(signal, name, signal.SIGINT) for name in ("CTRL_BREAK_EVENT", "SIGBREAK"))
-"""The signal to send and the signal that arrives. On Windows a process group can get Ctrl-Break but not Ctrl-C."""
+"""The signal to send and the signal that arrives. On Windows a process group can receive Ctrl-Break but not Ctrl-C."""
 GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
 
@@ -58,7 +58,10 @@ class Comparison:
         return sum(map(len, self.losses.values()))
 
     def stop(self, *, wait: bool = False) -> None:
-        """Stop the process as Ctrl-C does. It writes a report of the finished measurements. `wait` waits for it."""
+        """Stop the process as Ctrl-C does. The process writes a report of the finished measurements.
+
+        With `wait`, return when it has ended.
+        """
         if self._process.poll() is None:
             self.stopped = True
             self._process.send_signal(STOP)
@@ -77,7 +80,7 @@ class Comparison:
 
 
 class StepWriter(Screen):
-    """Writes every step to stdout."""
+    """A `Screen` that writes every step to stdout."""
 
     interrupted = False
 

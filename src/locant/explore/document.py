@@ -1,7 +1,7 @@
-"""The page: served with separate modules, or written to one file that opens from disk and holds its numbers.
+"""Make the explorer's page: with separate modules from a server, or as one file that holds its numbers.
 
 Without a server, the modules are joined into one. Each module becomes the body of a function that returns its exports,
-after the modules that it imports. This needs imports of one line, of names from a file.
+after the modules that it imports. Every import must be one line that imports names from a file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def served() -> str:
 
 
 def exported(answer: Mapping[str, Any]) -> str:
-    """Return the page of one answer, in one file."""
+    """Return a page with one answer, as one file."""
     return _page("screens/", answer, style=stylesheet(), script=bundle("start.js"))
 
 

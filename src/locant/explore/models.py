@@ -1,7 +1,7 @@
-"""Attention weights in a row of tokens: in the small decoder of this package, a random decoder, or a model's folder.
+"""Compute attention weights for a row of tokens: in this package's small decoder, a random one, or a model in a folder.
 
-The small decoder was trained on the documentation that ships with CPython, with one step per encoding in turn, so the
-encodings share all other weights. ``benchmarks/small_model.py`` makes it again. It has 350 kB of float16.
+The small decoder was trained on the documentation that ships with CPython. Its training steps alternated between the
+encodings, which share all other weights. ``benchmarks/small_model.py`` trains it again. It has 350 kB of float16.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FOLDER = Path(__file__).parent / "small_model"
 WEIGHTS = "model.safetensors"
 ENCODINGS = ("rotary", "alibi", "sinusoidal", "t5", "learned", "nope")
 WAYS = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
-"""The encodings that can replace those of a model in a folder. None of them needs training."""
+"""The encodings to choose from for a model in a folder. None of them needs training."""
 OF_ENCODINGS = "encodings."
-"""The prefix of the names of their weights."""
+"""The prefix of the names of the encodings' weights."""
 VOCAB_SIZE, LENGTH = 1024, 128
 D_MODEL, NUM_LAYERS, NUM_HEADS = 64, 2, 4
 
@@ -52,7 +52,7 @@ class Layer(NamedTuple):
 
 
 def encoding_of(name: str) -> PositionEncoding:
-    """Return an encoding for the sizes of this decoder."""
+    """Return the encoding with this name, for the sizes of this decoder."""
     return Candidate.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
 
 

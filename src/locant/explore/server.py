@@ -101,12 +101,12 @@ def application(session: Session, token: str) -> ASGIApp:
     ]
     handlers: Any = {LocantError: _refuse, ClientDisconnect: _give_up, Exception: _fail}
     inner = Starlette(routes=routes, exception_handlers=handlers)
-    inner.router.redirect_slashes = False  # to an address without the token
+    inner.router.redirect_slashes = False  # it would redirect to an address without the token
     return _guarded(inner, token)
 
 
 def _guarded(inner: ASGIApp, own_token: str) -> ASGIApp:
-    """Pass on only requests from this machine's own page, with paths without the token."""
+    """Pass on only requests from this machine's own page, and remove the token from their paths."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -148,7 +148,7 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """Return the body, up to a limit. The rest is read and dropped, because a sending client would lose the answer."""
+    """Return the body, up to a limit. The rest is read and dropped, or a sending client would lose the answer."""
     parts, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
@@ -179,7 +179,7 @@ def _refuse(request: Request, error: LocantError) -> Response:
 
 
 def _give_up(request: Request, error: ClientDisconnect) -> Response:
-    """Answer a client that left in the middle of a body, which is not an error of the server."""
+    """Answer a client that left in the middle of a body. This is not an error of the server."""
     return PlainTextResponse("got a part of the body, expected all of it; send it again\n", 400)
 
 
@@ -193,8 +193,9 @@ def run(session: Session, port: int, token: str, when_ready: Callable[[str], Non
     import torch
     import uvicorn
 
-    torch.set_num_threads(1)  # a screen is many small operations: on a busy machine, threads wait for one another
-    # With the protocol named, asyncio sends every part of an answer at once; else the last one waits for 40 ms.
+    # A screen is many small operations. On a busy machine, the threads of each operation would wait for each other.
+    torch.set_num_threads(1)
+    # If the protocol is named, asyncio sends every part of an answer at once. Otherwise the last one waits for 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""The settings in an address, and the open files and configurations of the explorer, passed or dropped."""
+"""The settings in an explorer's address, and the files and configurations that are passed to it or dropped on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from locant.models.registry import presets
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
 
-USUAL = "report", "demo/report"  # where `locant compare` and `make demo` write, seen from the current folder
+USUAL = "report", "demo/report"  # where `locant compare` and `make demo` write, relative to the current folder
 
 LONGEST, LONGEST_NUMBER = 100_000, 40
 """The largest number of characters of one setting, and of one number."""
@@ -70,21 +70,21 @@ class State:
 
     @property
     def settled(self) -> dict[str, str]:
-        """Every setting that was read, defaults included."""
+        """Every setting that was read, including defaults."""
         return {name: control["text"] for name, control in self.controls.items()}
 
     def part(self, prefix: str) -> State:
-        """Return the settings with this prefix, by the rest of their names."""
+        """Return the settings with this prefix, and omit the prefix from their names."""
         return State(self._given, f"{self._prefix}{prefix}.", self.controls)
 
     def whole(
         self, name: str, default: int, low: int, high: int = MAX_INT32, *, log: bool = False, even: bool = False,
         follows: bool = False,
     ) -> int:  # fmt: skip
-        """Read an integer, which must be even if `even`. With `log`, the slider moves by factors.
+        """Read an integer. With `even`, it must be even. With `log`, the slider moves by factors.
 
-        `follows` means that the limits depend on other settings. If a change of these puts the number outside, it
-        becomes the nearest limit.
+        `follows` means that the limits depend on other settings. If a change of those puts the number outside
+        its limits, it becomes the nearest limit.
         """
         value = self._number(name, default, int)
         if follows and isinstance(value, int):
@@ -132,7 +132,7 @@ class State:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A file that was dropped on a page: its name, which is only shown, and its bytes."""
+    """The name and the bytes of a file that was dropped on a page. The name is only shown."""
 
     name: str
     content: bytes
@@ -187,14 +187,15 @@ class Session:
 
     @property
     def models(self) -> dict[str, Path]:
-        """Folders of models: those with a configuration."""
+        """All folders with a configuration, which are models."""
         return {name: file for name, file in self.names.items() if (file / CONFIG).is_file()}
 
     @property
     def reports(self) -> dict[str, Path]:
         """All other folders, and the model folders that `locant tune` wrote.
 
-        If there are none, these are the `USUAL` folders, and without those the recorded reports of this package.
+        If there are none, these are the `USUAL` folders. If those do not exist either, these are the recorded reports
+        of this package.
         """
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
         reports = {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
@@ -211,7 +212,7 @@ class Session:
     def chosen(
         self, state: State, setting: str, first: str, names: Sequence[str], titles: Mapping[str, str] | None = None
     ) -> tuple[str, Dropped | None]:
-        """Return the name, or the key of a dropped file, that an address holds, and the dropped file."""
+        """Return the name in an address and ``None``, or the key of a dropped file and that file."""
         files, key = self.dropped, state.text(setting)
         if key.startswith(DROPPED) and key not in files:
             raise InputError("this address names a file that was dropped on another page", "drop the file here again")
@@ -231,7 +232,7 @@ class Session:
             raise InputError(str(error), "use the config.json of a model") from None
 
     def compare(self, start: Callable[[], Comparison]) -> str:
-        """Start a comparison, unless one is running, and return its key."""
+        """Start a comparison and return its key. Raise `InputError` if one is running."""
         with self._starting:
             if any(run.state == "running" for run in self.comparisons.values()):
                 raise InputError("a comparison is already running", "wait for it, or stop it")
@@ -240,7 +241,7 @@ class Session:
         return key
 
     def stop(self, *, wait: bool = False) -> None:
-        """Stop the running comparison, which writes its results so far. `wait` waits for it."""
+        """Stop the running comparison, which writes its results so far. With `wait`, return when it has ended."""
         for comparison in self.comparisons.values():
             comparison.stop(wait=wait)
 
