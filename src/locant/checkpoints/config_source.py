@@ -1,7 +1,7 @@
 """Load a configuration from a file, the folder of a model, or a name.
 
 A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
-installed `transformers`. A class has a default configuration.
+installed `transformers`. The last two mean their default configuration.
 """
 
 from __future__ import annotations

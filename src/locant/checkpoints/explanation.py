@@ -352,7 +352,7 @@ class Layer:
 
 
 def _longest(config: Config) -> int | None:
-    """Return the longest sequence. BLOOM and Qwen 1 state only the length of their training."""
+    """Return the longest sequence. The length of training (BLOOM, Qwen 1) is used if there is no other."""
     longest = integer_at(config, *LENGTHS)
     return integer_at(config, "seq_length") if longest is None else longest
 

@@ -190,7 +190,7 @@ def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tens
     return cos_sin(index, tables, torch.float64)[0]
 
 
-@lru_cache(maxsize=8)  # a model that is extended to many lengths is first measured once
+@lru_cache(maxsize=8)  # a model that is extended to many lengths is measured once before that
 def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
     """Return the error of float32 angles over all pairs, without the attention factor.
 
@@ -203,7 +203,7 @@ def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], len
 
 
 def _first_visible(exact: Angles, rounded: Angles) -> int | None:
-    """Return the first position with a visible error. Only pairs that rotate fast enough for one are searched."""
+    """Return the first position with a visible error. Only pairs that rotate fast enough are searched."""
     frequencies = torch.tensor([*map(float, exact.frequencies)], dtype=torch.float64).abs()
     for start in range(0, SEARCHED, CHUNK):
         index = torch.arange(start, start + CHUNK)
