@@ -254,7 +254,7 @@ def _keys(config: Config, architecture: Architecture, layer: int | None, queries
 
 
 def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | None]:
-    """Return the rope parameters that can apply to this layer, by layer type. There is one entry if it is known."""
+    """Return the rope parameters that can apply to this layer, by layer type. A known type gives one entry."""
     rope = rope_dictionary(config)
     types = layer_types_in(config)
     layer_type = types[layer] if layer is not None and layer < len(types) else None

@@ -82,7 +82,7 @@ def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of its class."""
+    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of ESM's class."""
     published = "'position_embedding_type': 'rotary', as published models have it"
     kind = required_name(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
     return None if kind == "rotary" else _roberta(config, layer_type)

@@ -73,7 +73,7 @@ def attribute(config: object, name: str, layer: int | None = None) -> Any:
 
 
 def part_of(whole: Config, part: Config | object, others: Config | None = None) -> dict[str, Any]:
-    """Return the configuration of a part, with the ``model_type`` that the class of the whole implies if it has none.
+    """Return the configuration of a part. If it lacks a ``model_type``, add the one that the whole model implies.
 
     `others` are keys outside the part in older files of CLIP and similar models. They take precedence.
     """

@@ -61,17 +61,17 @@ def nope_in_full_attention(*, rotary_without_windows: bool) -> EncodingFactory:
 
 
 nope_if_full = _nope_if(lambda config, kind: kind == "full_attention")
-"""For AFMoE, whose windows do not matter."""
+"""The positions of AFMoE, whose windows do not matter."""
 nope_if_without = _nope_if(lambda config, kind: kind == "without")
-"""For the kinds of `listed_kinds` and of ``layer_rope_theta``."""
+"""The positions of the kinds in `listed_kinds` and ``layer_rope_theta``."""
 nope_unless_sliding = _nope_if(lambda config, kind: kind != "sliding_attention")
-"""For LaraMini, which has a third kind of layers."""
+"""The positions of LaraMini, which has a third kind of layers."""
 nope_for_granite = _nope_if(lambda config, kind: config.get("position_embedding_type") != "rope")
 nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", required_value(config, "use_mem_rope", OFF)))
 nope_for_olmo = _nope_if(
     lambda config, kind: isinstance(rope := config.get("rope_parameters"), Mapping) and rope.get("rope_theta") is None
 )
-"""For OLMo Hybrid, whose released models have null for the base."""
+"""The positions of OLMo Hybrid, whose released models have null for the base."""
 
 
 def _cohere_2_moe(config: Config, layer_type: str | None) -> PositionEncoding | None:

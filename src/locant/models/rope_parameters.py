@@ -39,7 +39,7 @@ OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
     (LongRoPE, "factor"): True,
     (Proportional, "partial_rotary_factor"): False,
 }
-"""Exceptions to the rule that a key is optional if its field has a default, and whether each is optional."""
+"""Exceptions to the rule that a key is optional if its field has a default, and whether each key is optional."""
 
 SHARED_KEYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
