@@ -30,7 +30,7 @@ WHOLE = ("model.safetensors", "adapter_model.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes of tables that need no conversion before computation, by their names in safetensors."""
 LONGEST_NAME = 255
-"""The longest name of a file in bytes, on usual systems."""
+"""The longest file name on usual systems, in bytes."""
 LENGTH = struct.Struct("<Q")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
@@ -39,7 +39,7 @@ COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """One tensor. Its bytes are at `begin` to `end`, counted from the start of the file."""
+    """A tensor, stored from byte `begin` to byte `end` of its file."""
 
     name: str
     dtype: str
@@ -61,7 +61,7 @@ class Header:
 
 
 def read_headers(folder: Path) -> dict[str, Header]:
-    """Return the header of each safetensors file, by the name of the file.
+    """Return the header of each safetensors file by file name.
 
     Raise `InputError` if the index does not match the headers.
     """
@@ -121,13 +121,13 @@ class TensorFolder:
             if (self.folder / INDEX).exists()
             else {tensor.name: file for file in files for tensor in read_header(self.folder / file).tensors}
         )
-        """The file of each tensor, from the index if there is one. Files that it names are not opened."""
+        """The file of each tensor, from the index if there is one. Files in the index are not opened."""
         self._entries: dict[str, dict[str, TensorEntry]] = {}
 
     def find(self, module: str, part: str = "weight") -> str | None:
-        """Return the tensor of this module with any prefix of the saved class, or None.
+        """Return the name of this module's tensor, after any prefix of the saved class, or None.
 
-        Of several names, it is the shortest, because the others are in nested models.
+        If several names match, return the shortest, because the others are in nested models.
         """
         end = f"{module}.{part}"
         names = [name for name in self.files if name == end or name.endswith(f".{end}")]
@@ -148,7 +148,7 @@ class TensorFolder:
         """Return the tensor, mapped into memory.
 
         Raises:
-            InputError: tables with its dtype cannot be computed with, such as quantised weights.
+            InputError: the dtype does not allow computation, as in quantised weights.
         """
         entry = self.entry(name)
         dtype = DTYPES.get(entry.dtype)
@@ -203,7 +203,7 @@ def rewrite_folder(
 
 
 def require_output(output: Path, *, force: bool) -> None:
-    """Raise `InputError` if the folder of a model cannot be written. With `force`, an existing one can be replaced."""
+    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing a folder."""
     if not (force and output.is_dir() and any(output.iterdir())):
         require_new(output)
     elif not (output / CONFIG).exists():

@@ -23,7 +23,7 @@ from locant.positions import Positions, Rotary
 from locant.spelling import spell
 
 MOST_POSITIONS = 131_072
-"""The number of positions, from 0 on, at which two encodings are compared."""
+"""The number of positions, starting at 0, at which two encodings are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class LayersComparison:
     """The comparison of one layer type of each model.
 
     Args:
-        names: the layer types that are compared, of this model and of the other. ``None`` means all layers.
-        differences: the differences in words. It is empty if there are none.
+        names: the compared layer types of this model and of the other model. ``None`` means all layers.
+        differences: the differences in words, if any.
         first_position: the first position at which a cosine or sine differs by more than 1e-3. ``None`` means that
-            there is none, or that the pairs cannot be compared.
+            there is no such position, or that the pairs cannot be compared.
         largest_difference: the largest difference of a cosine or sine at the compared positions.
-        compared: the number of compared positions, from 0 on.
+        compared: the number of compared positions, starting at 0.
     """
 
     names: tuple[str | None, str | None]
@@ -166,7 +166,7 @@ def _rotary_differences(ours: Rotary, theirs: Rotary) -> Iterator[str]:
 def _cos_sin_difference(ours: Rotary, theirs: Rotary, length: int) -> tuple[int | None, float, int]:
     """Return the first position with a visible difference, the largest difference and the number of positions compared.
 
-    They are positions of text, with one index on all axes.
+    The compared positions are positions of text, which have the same index on all axes.
     """
     first, largest = None, 0.0
     pair = [each.for_length(length) for each in (ours, theirs)]

@@ -1,7 +1,7 @@
 """Load a configuration from a file, the folder of a model, or a name.
 
 A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
-installed `transformers`, which means its default configuration.
+installed `transformers`. The last two mean their default configuration.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_source(source: str) -> Source:
 def default_config(name: str) -> object | None:
     """Return the default configuration of a ``model_type`` or a class of an installed `transformers`, or ``None``.
 
-    It is ``None`` if `transformers` is not installed or has no such name.
+    The result is ``None`` if `transformers` is not installed or does not have this name.
 
     Raises:
         InputError: the class has no default configuration.
@@ -73,7 +73,7 @@ def default_config(name: str) -> object | None:
 
 
 def read_source(source: str | Path) -> dict[str, Any]:
-    """Return the configuration at a path, or of a preset. A path that exists comes first.
+    """Return the configuration at a path, or of a preset. An existing path takes precedence.
 
     >>> read_source("gpt2")["n_positions"]
     1024
@@ -92,7 +92,7 @@ def read_source(source: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise `InputError` if there is no such file or no object in it."""
+    """Return the object in a JSON file. Raise `InputError` if the file is missing or does not hold an object."""
     if not path.is_file():
         raise InputError(f"got no file {path}", "use the folder of a checkpoint, with its configuration")
     if path.stat().st_size > LARGEST:
@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "use a file that you can read") from None
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits also raises ValueError
         raise InputError(f"got {path}, which is not valid JSON: {error}", "copy the file again") from None
     if not isinstance(value, dict):
         raise InputError(f"got {path}, which holds a {type(value).__name__}", "use a file that holds a JSON object")

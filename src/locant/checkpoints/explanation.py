@@ -46,7 +46,7 @@ AXES = ("time", "rows", "columns")
 """The meaning of each axis of positions of images and video."""
 
 MOST = 10_000
-"""The largest number of layers that are listed. No published model has a tenth of it."""
+"""The largest number of listed layers. No published model has a tenth as many."""
 
 MADE_FOR = 2048
 """The length to measure if a configuration has no length."""
@@ -56,7 +56,7 @@ TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narr
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The answer whether vLLM follows the configuration, and the reasons if it does not."""
+    """Whether vLLM follows the configuration, and the reasons if it does not."""
 
     answer: Literal["yes", "differently", "no"]
     reasons: tuple[str, ...] = ()
@@ -86,12 +86,12 @@ class Explanation:
 
     Args:
         longest, trained: the longest sequence, and the longest sequence before it was extended, if known.
-        layers: the layer types by the encoding that the architecture has.
-        strip: every layer, from the first to the last. It is empty if the configuration does not state their number or
-            order.
-        swapped: for each layer the encoding that `locant.swap` put there, or ``None`` if the layer has its own. It is
-            empty if the model is not swapped.
-        defaults: values that are missing in the configuration and have defaults in the class in `transformers`.
+        layers: the layer types, with the encodings of the architecture.
+        strip: every layer, from the first to the last. It is empty if the configuration does not state the number or
+            order of the layers.
+        swapped: the encoding that `locant.swap` put into each layer. ``None`` means that the layer has its own
+            encoding. The tuple is empty if the model is not swapped.
+        defaults: the defaults of the class in `transformers` for values that the configuration lacks.
     """
 
     model_type: str
@@ -109,7 +109,7 @@ class Explanation:
 def explain(config: Mapping[str, Any] | object) -> Explanation:
     """Explain the position encoding of a Hugging Face configuration. Long contexts are measured, which takes a second.
 
-    Missing values are the defaults of the architecture in `transformers`, see `with_defaults`.
+    Missing values are replaced by the defaults of the architecture in `transformers`. See `with_defaults`.
 
     >>> explained = explain({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "vocab_size": 50257})
     >>> explained.layers[0].methods, explained.tables[1]
@@ -153,7 +153,7 @@ def _layers(
         name=name,
         kind="none" if nope else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if nope else repr(encoding),
-        methods=tuple(method for method in encoding.methods() if method != "unrotate"),  # a warning covers that
+        methods=tuple(method for method in encoding.methods() if method != "unrotate"),  # a warning covers `unrotate`
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,
         warnings=tuple(_warnings(config, architecture, encoding, rotary, longest)),
@@ -161,7 +161,7 @@ def _layers(
 
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
-    """Build an encoding whose tables have shapes but no memory, in the layout of converted weights if they are."""
+    """Build an encoding on the meta device. If ``rope_interleave`` names a layout, the encoding has this layout."""
     with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
@@ -194,7 +194,7 @@ def _warnings(
     if rotary is not None:
         yield from _rotary_warnings(rotary, config, architecture)
         yield from _axis_warnings(config, encoding)
-    if not architecture.rotary_keys.latent:  # the row of a latent one has its own warning
+    if not architecture.rotary_keys.latent:  # rows with latent attention have their own warning
         yield from scale_warnings(config, encoding.head_dim if isinstance(encoding, Rotary) else None)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len
@@ -341,8 +341,8 @@ class Layer:
 
     Args:
         kind: the name in `Explanation.layers`, or ``None`` if all layers share one encoding.
-        window: the number of tokens it attends to, including the token itself. ``None`` means all, and 0 a layer
-            without attention.
+        window: the number of tokens that the layer attends to, including the token itself. ``None`` means all tokens,
+            and 0 means no attention.
         place: where these tokens are, see `Reach`.
     """
 
@@ -352,13 +352,13 @@ class Layer:
 
 
 def _longest(config: Config) -> int | None:
-    """Return the longest sequence. BLOOM and Qwen 1 state the length of their training, used if there is no other."""
+    """Return the longest sequence. The length of training (BLOOM, Qwen 1) is used if there is no other."""
     longest = integer_at(config, *LENGTHS)
     return integer_at(config, "seq_length") if longest is None else longest
 
 
 def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
-    """Return every layer, from the first to the last, or nothing if a configuration lacks their number or order.
+    """Return all layers in order, or an empty tuple if a configuration lacks their number or order.
 
     >>> config = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_layer": 12}
     >>> len(layer_strip(config)), layer_strip(config)[0]

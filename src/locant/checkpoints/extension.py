@@ -1,6 +1,6 @@
 """Extend the context of a model with rotary positions: the changed configuration and its effect.
 
-There is no guarantee that the model reads the longer context well. A scaling keeps the angles within the trained range.
+A scaling keeps the angles within the trained range. It does not guarantee that the model reads the longer context well.
 Measure how much is lost, and how much a short training recovers.
 """
 
@@ -45,7 +45,7 @@ class Extension:
     Args:
         changed: the keys that differ, with their old and new values.
         layer_type: the type of the changed layers, if layers differ.
-        rotary: their encoding before, for the trained length, and after, for the new length.
+        rotary: the encodings of these layers for the trained length and for the new length.
     """
 
     method: str
@@ -266,7 +266,7 @@ def _older_form(
 
 
 def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole configuration with these keys changed in place, in its text part if it has one."""
+    """Return a copy of the whole configuration with these new values, in its text part if it has one."""
     to_dict = getattr(config, "to_dict", None)
     whole: Any = copy.deepcopy(to_dict() if callable(to_dict) else config)
     whole = inner = {**whole}

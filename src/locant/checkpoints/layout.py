@@ -2,9 +2,10 @@
 
 Rotary positions rotate pairs of dimensions. Llama and NeoX pair dimension i with i + d/2, GPT-J and the paper pair 2i
 with 2i + 1. Weights trained with one layout are wrong with the other. A model computes the same scores in both layouts
-if the rows of its query and key projections, and the weights of their norms, are reordered too. Values are not.
+if the rows of its query and key projections, and the weights of their norms, are reordered too. The value projection is
+not reordered.
 
-Rows are only moved, without arithmetic. A conversion there and back gives the same bytes in every dtype.
+Rows are moved without arithmetic. A conversion there and back gives the same bytes in every dtype.
 
 The names of tensors, as in `transformers`, and the row of an architecture determine which tensors hold such rows. An
 unknown name that looks like a part of attention raises an error.
@@ -64,7 +65,7 @@ PLAIN = frozenset(
         "q_a_proj", "q_a_layernorm", "kv_a_layernorm", "kv_b_proj",
     }
 )  # fmt: skip
-"""Other parts of attention, which do not hold queries or keys, or hold them before their last projection."""
+"""Other parts of attention. They hold no queries or keys, or hold them before the last projection."""
 
 TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_model"})
 """Encoders of images and sound, whose positions do not depend on the text configuration."""
@@ -99,9 +100,9 @@ def convert_layout(
 ) -> dict[str, Shaped[Tensor, "*_"]]:
     """Return the weights for a rotation in the other layout.
 
-    The rows of query and key projections (also fused ones), of their biases and of LoRA's B are reordered, and the
-    weights of query and key norms. Every other tensor is the same object in the result. The cost is one copy of the
-    reordered tensors.
+    The function reorders the rows of query and key projections (also fused ones), of their biases and of LoRA's B. It
+    also reorders the weights of query and key norms. Every other tensor is the same object in the result. The cost is
+    one copy of the reordered tensors.
 
     Args:
         state_dict: tensors by their names in transformers. It is not changed, nor are its tensors.
@@ -207,7 +208,7 @@ class LayoutChange:
 
 
 def head_shape_of(config: Config, architecture: Architecture, layer: int | None) -> HeadShape:
-    """Return the heads of this layer, or without a number the heads that all layers share."""
+    """Return the heads of this layer, or the heads that all layers share if `layer` is None."""
     parameters = _parameters(config, layer)
     shapes = {_shape(config, rope, architecture, layer_type, layer) for layer_type, rope in parameters.items()}
     if len(shapes) > 1:
@@ -253,7 +254,7 @@ def _keys(config: Config, architecture: Architecture, layer: int | None, queries
 
 
 def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | None]:
-    """Return the rope parameters that can apply to this layer, by layer type. There is one entry if it is known."""
+    """Return the rope parameters that can apply to this layer, by layer type. A known type gives one entry."""
     rope = rope_dictionary(config)
     types = layer_types_in(config)
     layer_type = types[layer] if layer is not None and layer < len(types) else None
@@ -269,7 +270,7 @@ def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | 
 
 
 def row_order(rows: HeadRows, to: Layout) -> list[int]:
-    """Return for every row of one head in the layout `to` its previous row.
+    """Return the previous number of each row of one head in the layout `to`.
 
     >>> row_order(HeadRows(count=1, width=6, start=1, rotated=4), "interleaved")
     [0, 1, 3, 2, 4, 5]

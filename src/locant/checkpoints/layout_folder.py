@@ -1,8 +1,8 @@
 """Convert the layout of a whole checkpoint on disk, from one folder of safetensors files to another.
 
-The new folder gets its name when all of it is written and on the disk, or not at all. A file is written while it is
-read, so memory holds only one head of one tensor, and the headers. Names, dtypes, shapes, offsets and metadata do not
-change, so a header is copied byte for byte. The values of tensors are not interpreted.
+The new folder gets its name only after all files are written to the disk. A file is written while it is read, so memory
+holds only the headers and one head of one tensor. Names, dtypes, shapes, offsets and metadata do not change, so a
+header is copied byte for byte. The values of tensors are not interpreted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def convert_folder(
     """Convert a folder with ``config.json`` and one safetensors file, or its shards and their index.
 
     The new ``config.json`` states the layout as ``rope_interleave`` if it is not the layout of the architecture, so
-    that it is not read with a layout that the weights do not have.
+    that the weights are not read with a wrong layout.
 
     Args:
         folder: the folder of the checkpoint or the adapter. It is not changed.

@@ -16,7 +16,7 @@ from locant.models.config_values import flag, integer, number
 
 PARAMS = "params.json"
 ORIGIN = "read_from"
-"""An additional key, with the name of the file that a configuration was read from."""
+"""An additional key, which names the file that a configuration was read from."""
 
 KEYS = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",

@@ -62,7 +62,7 @@ class _Source:
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
-        """Read a tensor, which must have this shape because of the keys in `why`."""
+        """Read a tensor, and require this shape, which follows from the keys in `why`."""
         name = self.tensors.find(module, part) or self.tensors.find(module, OLD_NAMES.get(part, part))
         if name is None:
             got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
@@ -250,7 +250,7 @@ def load_swapped(
 
 
 def _map_layers(folder: Path, entry: Any, convert: Callable[[Any], Any]) -> list[Any]:
-    """Return `convert` of the encoding of each layer, as `record` wrote it, or ``None`` for the model's own."""
+    """Call `convert` on the record of the encoding of each layer. ``None`` means the model's own encoding."""
     try:
         layer_encodings = [convert(each) for each in entry["encodings"]]
         last = len(layer_encodings) - 1

@@ -25,7 +25,7 @@ VISIBLE = 1e-3
 CHUNK = 4096
 SEARCHED = 2**20
 MOST_ROUNDED = 2**-18
-"""The largest relative error of a float32 angle. In practice it is a tenth of it, for a base of 10^9."""
+"""The largest relative error of a float32 angle. For a base of 10^9, the actual error is a tenth of this."""
 
 KEPT = 1e-6
 """The largest relative change of a frequency that counts as unchanged."""
@@ -44,7 +44,8 @@ class Precision:
     """The error of cosines with float32 angles.
 
     Args:
-        first_visible: the first position with an error above 1e-3. ``None`` means that there is none below 2**20.
+        first_visible: the first position with an error above 1e-3. ``None`` means that there is no such position below
+            2**20.
         at_longest: the largest error in the last 4096 positions that the model is made for.
     """
 
@@ -115,7 +116,7 @@ def pair_settings(rotary: Rotary) -> tuple[PairSettings, ...]:
 
 
 def bands_of(pairs: Sequence[PairSettings]) -> dict[str, list[int]]:
-    """Return the numbers of the pairs that a scaling keeps, stretches most or less, and that are not rotated."""
+    """Return the numbers of the pairs by band: unchanged, stretched less, stretched most, and not rotated."""
     most = max((pair.stretch or 0.0 for pair in pairs), default=0.0)
 
     def band(pair: PairSettings) -> str:
@@ -182,7 +183,7 @@ def _errors(exact: Angles, rounded: Angles, index: Tensor, dtype: torch.dtype) -
 
 
 def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tensor:
-    """Return the cosines of all pairs, or of these."""
+    """Return the cosines of these pairs. Default: all."""
     tables = angles.tables(index.device, int(index.max()))
     if pairs is not None:
         tables = tables._replace(table=tables.table[..., pairs, :] if tables.exact() else tables.table[pairs])
@@ -193,7 +194,7 @@ def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tens
 def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
     """Return the error of float32 angles over all pairs, without the attention factor.
 
-    `frequencies` are exact, and `rounded` are the float32 ones.
+    `frequencies` are exact, and `rounded` are their float32 values.
     """
     exact, usual = Angles([*frequencies]), Angles([*frequencies], "float32", rounded=torch.tensor(rounded))
     last = torch.arange(max(0, length - CHUNK), max(length, 1))
@@ -202,7 +203,7 @@ def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], len
 
 
 def _first_visible(exact: Angles, rounded: Angles) -> int | None:
-    """Return the first position with a visible error. Only pairs that rotate fast enough for one are searched."""
+    """Return the first position with a visible error. Only pairs that rotate fast enough are searched."""
     frequencies = torch.tensor([*map(float, exact.frequencies)], dtype=torch.float64).abs()
     for start in range(0, SEARCHED, CHUNK):
         index = torch.arange(start, start + CHUNK)

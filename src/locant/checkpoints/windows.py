@@ -1,7 +1,7 @@
 """The number of tokens that each layer of a published model attends to.
 
 Most configurations have ``sliding_window`` and perhaps ``layer_types``. Some older architectures have other keys, and
-defaults that are only in their code. Both are here. A causal window includes the token itself.
+defaults that are only in their code. This module has all of these. A causal window includes the token itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Place = Literal["before", "around", "chunk"]
 class Reach(NamedTuple):
     """The number of tokens that a layer attends to: ``None`` for all, 0 for none.
 
-    They are before the token and include it, or around it with the same number on each side, or before it in the same
-    chunk.
+    The tokens come before the token and include it, or surround it with the same number on each side, or come before it
+    in the same chunk.
     """
 
     window: int | None
@@ -82,11 +82,11 @@ def _sliding_reach(config: Config) -> Reach:
     return Reach(window)
 
 
-# ---------------------------------------------------------------------- types of layers that no list states
+# ---------------------------------------------------------------------- layer types without a list
 
 
 def _own_types(config: Config, row: Architecture, num_layers: int) -> tuple[str, ...]:
-    """Return the type of each layer from the architecture's own keys, or nothing if it has no such keys."""
+    """Return the type of each layer from the architecture's own keys, or an empty tuple if it has none of them."""
     read_types = OWN_TYPES.get(str(config.get("model_type")))
     if read_types is not None:
         return tuple(islice(read_types(config), num_layers))

@@ -1,8 +1,8 @@
 """Additive positions: learned tables added to the input, biases added to the scores, and models with these or rotation.
 
 GPT-2, OPT (whose row 2 is position 0) and models like BERT have tables, and DeBERTa has disentangled attention. BLOOM
-and MPT have linear biases (ALiBi), and Falcon has these or rotary positions. T5 has biases by buckets, with one table
-for the encoder and one for the decoder.
+and MPT have linear biases (ALiBi), and Falcon has linear biases or rotary positions. T5 has biases by buckets, with one
+table for the encoder and one for the decoder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of its class."""
+    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of ESM's class."""
     published = "'position_embedding_type': 'rotary', as published models have it"
     kind = required_name(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
     return None if kind == "rotary" else _roberta(config, layer_type)
@@ -91,7 +91,7 @@ def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
 def _deberta_kinds(config: Config) -> tuple[str, ...]:
     """Return the two kinds if a model has both disentangled attention and a table at the input.
 
-    Released models have disentangled attention alone.
+    Released models have only disentangled attention.
     """
     kinds = {
         "attention": _required_flag(config, "relative_attention"),
@@ -109,7 +109,7 @@ def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
     is_relative, is_biased = (_required_flag(config, key) for key in ("relative_attention", "position_biased_input"))
     if layer_type == "input" or not is_relative:
         return _table(config) if is_biased else PositionEncoding()
-    first = config.get("model_type") == "deberta"  # which does not read buckets or a norm
+    first = config.get("model_type") == "deberta"  # the first version does not read buckets or a norm
     buckets, longest = (  # -1 means none
         integer(key, config.get(key, -1), -1) if config.get(key, -1) not in (-1, 0) else None
         for key in ("position_buckets", "max_relative_positions")
@@ -125,7 +125,7 @@ def _deberta(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _names(config: Config, key: str) -> list[str]:
-    """Return the names in a list, or in one text that separates them by bars."""
+    """Return the names in a list, or in one text with bars between them."""
     value = config.get(key, "")
     names = value.split("|") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
@@ -136,8 +136,8 @@ def _names(config: Config, key: str) -> list[str]:
 def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
     """Return ALiBi, whose smallest slope is ``2 ** -alibi_bias_max``.
 
-    If the number of heads is not a power of two, MPT sorts the slopes of the next power into odd and even places. That
-    is equal to the rule of the paper.
+    If the number of heads is not a power of two, MPT sorts the slopes of the next power into odd and even places. The
+    result equals the rule of the paper.
     """
     attention = config.get("attn_config", {})
     if not isinstance(attention, Mapping):

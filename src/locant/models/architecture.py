@@ -29,9 +29,9 @@ class LayerKind:
     """The layers of one type, in configurations older than a dictionary of rope parameters per layer type.
 
     Args:
-        base_key: the key of their base.
-        scaled: whether ``rope_scaling`` acts on them.
-        only_base: the base that `transformers` uses for them, even if the key holds another.
+        base_key: the key of the base of these layers.
+        scaled: whether ``rope_scaling`` acts on these layers.
+        only_base: the base that `transformers` uses for these layers, even if the key holds another base.
     """
 
     base_key: str
@@ -52,7 +52,7 @@ class RotaryKeys:
         fixed_base: a base in the modeling code. Such a model has no key for it.
         share_keys: keys outside the rope parameters for the rotated share of a head. If there are none, the modeling
             code rotates the whole head, even if the configuration has such a key.
-        share_required: whether one of them is required, although the class has no default for it.
+        share_required: whether one of `share_keys` is required, although the class has no default for it.
         head_dim_key: the key of the width of a head, or of its rotated part in multi-head latent attention, where it is
             ``"qk_rope_head_dim"``.
         full_head_dim_key: the key of the width of a head in layers of full attention, if it differs.
@@ -71,16 +71,19 @@ class RotaryKeys:
         head_dim_of: a function that returns the width of a head, if no key has it.
         layout_doubt: why published weights may have another layout than the code of `transformers`, for a warning.
         not_converted: why the rows of its weights cannot be converted to another layout.
-        no_rotation: why its code does not rotate. Users then have to allow that.
-        second_pairs: the table of the second members of pairs in such a model. `pairs` is the table of the first ones.
+        no_rotation: why its code does not rotate. Users then have to set `allow_no_rotation`.
+        second_pairs: the table of the second members of pairs in a model without rotation. `pairs` is the table of the
+            first members.
         other_keys: keys in or outside the rope parameters that do not affect the rotation.
         layer_keys: keys that decide which layers are rotated.
         flat_keys: whether the base, the share and ``rope_scaling`` are read outside the rope parameters. If not, they
             may only repeat the values inside.
-        trained_beside: the trained length that its class has outside the rope parameters. It overrides one inside.
+        trained_beside: the trained length that its class has outside the rope parameters. It overrides a trained length
+            inside.
         respell: a function that rewrites a configuration with an older spelling into ``rope_parameters``, as its class
             does.
-        rounds_down: whether its default width is not a multiple of its heads, and the code rounds a head down.
+        rounds_down: whether its default width is not a multiple of its number of heads, and the code rounds the width
+            of a head down.
     """
 
     layout: Layout | None = "half"
@@ -116,7 +119,7 @@ class RotaryKeys:
 
     @property
     def latent(self) -> bool:
-        """Return whether it has multi-head latent attention, where a part of each head has no positions."""
+        """Return whether it has multi-head latent attention, in which a part of each head has no positions."""
         return self.head_dim_key == "qk_rope_head_dim"
 
     @property
@@ -150,7 +153,7 @@ class Architecture:
     Args:
         rotary: its rotary positions, or ``None`` if it has none.
         encoding: a function of the configuration and the layer type that returns the encoding of these layers, or
-            ``None`` if they have the rotary positions of `rotary`. Without it, all layers have them.
+            ``None`` if they have the rotary positions of `rotary`. Without it, all layers have rotary positions.
         layer_types: a function of the configuration that returns the kinds of layers whose encodings differ. Without
             it, these are the kinds that have their own rope parameters.
         default_layer_type: the kind to use if the caller names none.
@@ -158,7 +161,7 @@ class Architecture:
             ``layer_types`` have other names, or may be missing.
         full_attention_every: a number n. If a configuration with a window has no ``layer_types``, the last of every n
             layers has full attention. ``None``: all layers have the window.
-        attribute_map: standard keys with another name in its configuration, as in `transformers`:
+        attribute_map: standard keys that have another name in its configuration, as in `transformers`:
             ``{"num_attention_heads": "n_attn"}``.
         defaults: the values that `transformers` uses for missing keys. See `with_defaults`.
         inputs: the tables of its input embedding, and how its code uses their rows.
@@ -167,7 +170,7 @@ class Architecture:
         key_heads: a function of the configuration and the number of query heads that returns the number of key/value
             heads. Without it, or if it returns ``None``, ``num_key_value_heads`` is read.
         warnings: sentences on what is easily missed, or functions of the configuration and the encoding that return
-            one.
+            such a sentence.
         presets: configurations of published models by name, without ``model_type``, and with only the keys that matter
             here.
         extend_methods: the methods of `extend` that its code supports. ``None``: all.

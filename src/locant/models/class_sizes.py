@@ -134,7 +134,7 @@ _SIZES: Mapping[tuple[int, int], str] = {
         cohere cohere2 qwen2_5_vl_text qwen2_vl_text
     """,
 }
-"""Names by width and number of heads."""
+"""Model types by default width and number of heads."""
 
 CLASS_SIZES: Mapping[str, Mapping[str, int]] = {
     name: {"hidden_size": width, "num_attention_heads": heads}

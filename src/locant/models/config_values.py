@@ -21,7 +21,7 @@ TRAINED = "original_max_position_embeddings"
 
 
 NULLS = ("sliding_window", "position_embeddings_type")
-"""Keys whose null is a value: no window or no positions, even if the default of the class is another."""
+"""Keys for which null is a value. It means no window or no positions, even if the class has another default."""
 
 
 def part_key(config: Config) -> str | None:
@@ -55,13 +55,13 @@ def config_dict(config: Config | object) -> dict[str, Any]:
 
 
 def attribute(config: object, name: str, layer: int | None = None) -> Any:
-    """Return an attribute of a configuration object, or ``None`` if there is none.
+    """Return an attribute of a configuration object, or ``None`` if it does not exist.
 
     Args:
-        layer: the layer whose value to return, if the layers may differ in it.
+        layer: the layer whose value is returned, if layers may have different values.
 
     Raises:
-        InputError: the layers differ in it, and `layer` is ``None`` (Gemma 4 from transformers 5.24 on).
+        InputError: the layers have different values, and `layer` is ``None`` (Gemma 4 from transformers 5.24 on).
     """
     if layer is not None and getattr(config, "is_heterogeneous", False):
         config = cast(Any, config).per_layer_config[layer]
@@ -73,9 +73,9 @@ def attribute(config: object, name: str, layer: int | None = None) -> Any:
 
 
 def part_of(whole: Config, part: Config | object, others: Config | None = None) -> dict[str, Any]:
-    """Return the configuration of a part, with the ``model_type`` that the class of the whole implies if it has none.
+    """Return the configuration of a part. If it lacks a ``model_type``, add the one that the whole model implies.
 
-    `others` are keys beside the part in older files of CLIP and similar models. They take precedence.
+    `others` are keys outside the part in older files of CLIP and similar models. They take precedence.
     """
     if not isinstance(part, Mapping):
         return config_dict(part)
@@ -196,7 +196,7 @@ def integer(key: str, value: object, low: int = 1) -> int:
 
 
 def layer_types_in(config: Config) -> tuple[str, ...]:
-    """Return the type of each layer, or nothing if a configuration does not list them."""
+    """Return the type of each layer, or an empty tuple if a configuration does not list the types."""
     types = config.get("layer_types", ())
     if not isinstance(types, (list, tuple)) or not all(isinstance(one, str) for one in types):
         raise InputError(f"got layer_types={short_repr(types)}, expected a list of names", "['full_attention', ...]")

@@ -1,4 +1,4 @@
-"""DeepSeek: multi-head latent attention, where a part of each head has no positions and all heads share one key."""
+"""DeepSeek: multi-head latent attention, in which a part of each head has no positions and all heads share one key."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
 def _two_ladders(config: Config) -> Config:
     """Rewrite DeepSeek-V4 as published: keys of DeepSeek-V3, where YaRN affects compressing layers, but not scores."""
     ropes = rope_dictionary(config)
-    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # then the code reads these
+    if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # the code then reads these dictionaries
         inside = {key for kind, key in V4_KINDS.items() if "rope_theta" in ropes[kind]}
         inside |= {*V4_FLAT} if any(SHARE[0] in ropes[kind] for kind in V4_KINDS) else {*V4_FLAT} - {*SHARE}
         rest = {key: value for key, value in config.items() if key not in inside}
@@ -150,7 +150,7 @@ DEEPSEEK_WEIGHTS: Mapping[str, Any] = {
 def _latent_row(
     base: float, max_seq_len: int | None, width: int = 64, keys: RotaryKeys = LATENT, **row: Any
 ) -> Architecture:
-    """Return a row with multi-head latent attention, where `width` dimensions of a head are rotated."""
+    """Return a row with multi-head latent attention, in which `width` dimensions of a head are rotated."""
     warnings, defaults = (_latent_attention, _scale_of_scores), {"qk_rope_head_dim": width}
     return rotary_row(base, max_seq_len, keys=keys, defaults=defaults, warnings=warnings, **row)
 

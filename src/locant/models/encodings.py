@@ -51,7 +51,8 @@ def encoding_from_config(
             (HunYuan-VL, V-JEPA 2). A warning then states by how much lengths change.
 
     Raises:
-        InputError: the architecture is unknown, or a key is wrong, or missing without a default. The error names it.
+        InputError: the architecture is unknown, or a key is wrong, or a key without a default is missing. The error
+            names it.
 
     >>> encoding_from_config({"model_type": "bloom", "n_head": 32})
     ALiBi(num_heads=32)
@@ -65,7 +66,7 @@ def encoding_from_config(
 
 
 def _select_part(config: Config | object, layer_type: str | None) -> tuple[Config | object, str | None]:
-    """Return the part that `layer_type` names, if a configuration describes several models, else both arguments."""
+    """Return the part of the configuration that `layer_type` names, or both arguments if there is no such part."""
     values = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     part = values.get(layer_type) if isinstance(layer_type, str) else None
     is_model = (isinstance(part, Mapping) and "model_type" in part) or hasattr(part, "model_type")
@@ -122,7 +123,7 @@ WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent", "moe", "m
 
 
 def _kind_of_type(config: Config, architecture: Architecture, layer_type: str) -> str | None:
-    """Return the kind of the layers with this name in ``layer_types``. Of several, take a rotated one, and warn."""
+    """Return the kind of the layers with this name in ``layer_types``. Prefer a rotated kind, and warn of several."""
     types, kinds = layer_types_in(config), _kinds_by_layer(config, architecture)
     candidates = [*dict.fromkeys(kind for one, kind in zip(types, kinds, strict=False) if one == layer_type)]
     rotated = [kind for kind in candidates if _non_rotary_encoding(config, architecture, kind) is None]
@@ -197,9 +198,9 @@ def rotary_from_config(
     layout: Layout | None,
     for_all_layers: bool = True,
 ) -> Rotary:
-    """Return what `Rotary.from_config` returns: by the row of the architecture, else by measurement, else by `layout`.
+    """Return the result of `Rotary.from_config`: by the row of the architecture, else by measurement, else by `layout`.
 
-    If it is `for_all_layers`, warn of layers that have no rotary positions.
+    With `for_all_layers`, warn of layers that have no rotary positions.
     """
     from locant.probing.probe import is_measurable, measured_rotary
 
@@ -249,11 +250,11 @@ def _warn(reading: Reading, *, depth: int) -> None:
 
 
 def _make_with_defaults(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
-    """Return `make(config)`. If keys are missing, make it with their defaults, and name these in a warning.
+    """Return `make(config)`. If keys are missing, use their defaults, and name them in a warning.
 
-    Without the warning, a base that got lost would be replaced in silence. If an error remains with all defaults, a
-    default may be the cause, because it does not fit the other keys. So the first error is raised, unless the other one
-    is about the layer type or a contradiction.
+    Without the warning, a lost base would be replaced silently. If an error remains with all defaults, a default may be
+    the cause, because it does not fit the other keys. Therefore the first error is raised, unless the other one is
+    about the layer type or a contradiction.
     """
     try:
         return make(config)

@@ -19,7 +19,7 @@ from locant.positions.scaling import LongRoPE, YaRN
 
 
 def _in_four_parts(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """Return four parts, one per accelerator, each with queries, values and keys (CodeGen)."""
+    """Return CodeGen's order: four parts, one per accelerator, with queries, values and keys in each."""
     share = shape.queries // 4
     return (query_rows(shape, share), value_rows(shape, share), key_rows(shape, share)) * 4
 

@@ -24,7 +24,7 @@ AGAIN = "copy the folder again, or train it again with locant train"
 
 
 def is_lab_decoder(config: object) -> bool:
-    """Return whether a configuration is that of a decoder of `locant train`."""
+    """Return whether a configuration describes a decoder of `locant train`."""
     return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 
 
@@ -32,7 +32,7 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
     """Return the untrained encoding of such a configuration, which all layers share.
 
     Raises:
-        InputError: no encoding, one that no installed package registers, or options that it does not take.
+        InputError: there is no encoding, no installed package registers it, or it does not take the options.
     """
     description: Any = config.get("encoding")
     if description is None:

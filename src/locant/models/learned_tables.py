@@ -69,7 +69,7 @@ def learned_after_padding(
 
 
 def after_padding(config: Config, width: int, padding: int | None = None) -> Learned:
-    """Return the table of a configuration where position 0 comes after the row of the padding token."""
+    """Return the table of a configuration in which position 0 comes after the row of the padding token."""
     token = required_value(config, PADDING, f"{PADDING!r}: 1, usually") if padding is None else padding
     offset = integer(PADDING, token, 0) + 1
     rows = size(config, LENGTH, LENGTHS)
@@ -84,7 +84,7 @@ def _encoder_or_decoder(config: Config, layer_type: str | None) -> PositionEncod
 
 
 def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Return a table made of two: row p joins row p // W of the first and row p % W of the second, which has W rows."""
+    """Return a table made of two. Row p joins row p // W of the first and row p % W of the second, which has W rows."""
     if not flag_at(config, "axial_pos_embds", default=True):
         return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))
     sides = config.get("axial_pos_shape")

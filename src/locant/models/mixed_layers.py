@@ -54,28 +54,28 @@ def _nope_if(test: Callable[[Config, str | None], bool]) -> EncodingFactory:
 
 
 def nope_in_full_attention(*, rotary_without_windows: bool) -> EncodingFactory:
-    """Give rotary positions to layers of sliding attention alone. Without windows, all layers have them, or none."""
+    """Give rotary positions to layers of sliding attention only. Without windows, all layers are rotated, or none."""
     return _nope_if(
         lambda config, kind: kind == "full_attention" if windowed_kinds(config) else not rotary_without_windows
     )
 
 
 nope_if_full = _nope_if(lambda config, kind: kind == "full_attention")
-"""For AFMoE, whose windows do not matter."""
+"""The positions of AFMoE, whose windows do not matter."""
 nope_if_without = _nope_if(lambda config, kind: kind == "without")
-"""For the kinds of `listed_kinds` and of ``layer_rope_theta``."""
+"""The positions of the kinds in `listed_kinds` and ``layer_rope_theta``."""
 nope_unless_sliding = _nope_if(lambda config, kind: kind != "sliding_attention")
-"""For LaraMini, which has a third kind of layers."""
+"""The positions of LaraMini, which has a third kind of layers."""
 nope_for_granite = _nope_if(lambda config, kind: config.get("position_embedding_type") != "rope")
 nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", required_value(config, "use_mem_rope", OFF)))
 nope_for_olmo = _nope_if(
     lambda config, kind: isinstance(rope := config.get("rope_parameters"), Mapping) and rope.get("rope_theta") is None
 )
-"""For OLMo Hybrid, whose released models have null for the base."""
+"""The positions of OLMo Hybrid, whose released models have null for the base."""
 
 
 def _cohere_2_moe(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Return the same as `nope_if_full`, but require the key for dense layers."""
+    """Return the encoding of `nope_if_full`, and require the key for dense layers."""
     if layer_type == "full_attention":
         required_value(config, DENSE_PATTERN, "1, as released models have it")
     return nope_if_full(config, layer_type)
@@ -124,7 +124,7 @@ def listed_kinds_by_layer(*, default_interval: int | None = None) -> KindsByLaye
 def full_every(step: int, *keys: str, first: bool = False) -> KindsByLayer:
     """Give full attention to the last (or the `first`) of every `step` layers, and sliding attention to the others.
 
-    A value under one of `keys` replaces `step`. If ``layer_types`` is there, it decides instead.
+    A value under one of `keys` replaces `step`. If the configuration has ``layer_types``, these decide instead.
     """
 
     def layers(config: Config) -> tuple[str, ...]:
@@ -146,19 +146,20 @@ def listed_kinds(*, default_interval: int | None = None) -> Callable[[Config], t
     """Return the kinds of layers, ``with`` and ``without`` rotary positions. Empty if all layers have them.
 
     ``no_rope_layers`` is a list with 1 for each layer that does have rotary positions. If ``no_rope_layer_interval`` is
-    4, every fourth layer has none. Published configurations of Llama 4 have an empty list for the default interval.
+    4, every fourth layer is not rotated. Published configurations of Llama 4 have an empty list for the default
+    interval.
     """
     return lambda config: _kinds(set(_rotary_layers(config, default_interval)))
 
 
 def _kinds(rotary: Collection[bool]) -> tuple[str, ...]:
-    """Return the kinds of layers that occur, or nothing if all have rotary positions."""
+    """Return the kinds of layers that occur, or an empty tuple if all have rotary positions."""
     kinds = tuple(kind for kind, has in zip(ROTATION_KINDS, (True, False), strict=True) if has in rotary)
     return () if kinds == ("with",) else kinds
 
 
 def _rotary_layers(config: Config, default_interval: int | None) -> tuple[bool, ...]:
-    """Return for each layer whether it has rotary positions."""
+    """Return whether each layer has rotary positions."""
     listed = config.get("no_rope_layers")
     every = config.get("no_rope_layer_interval", default_interval if listed == [] else None)
     if listed or every is None or (listed == [] and default_interval is None):
@@ -240,7 +241,7 @@ def _row_by_layer_type(
 
 
 def kinds_from_base_keys(**base_keys: str) -> dict[str, LayerKind]:
-    """Return the kinds of layers of a configuration with a base for each, from the keys of these bases."""
+    """Return the kinds of layers of a configuration that has a key for the base of each kind."""
     return {name: LayerKind(base_key=key) for name, key in base_keys.items()}
 
 
@@ -251,7 +252,7 @@ def rope(base: float, share: float | None = None, rope_type: str = "default") ->
 
 
 def _row_by_base(base: float | None, max_seq_len: int, head_dim: int | None = None, **row: Any) -> Architecture:
-    """Return a row with a base for each layer in ``layer_rope_theta``, where 0 means no positions."""
+    """Return a row with a base for each layer in ``layer_rope_theta``. A base of 0 means no positions."""
     return rotary_row(
         base,
         max_seq_len,
@@ -327,7 +328,7 @@ def _ultrabert_ropes(config: Config) -> Config:
 
 
 def drop_outer_base(config: Config) -> Config:
-    """Remove the base outside ``rope_parameters`` if there is one inside, which counts (Bailing, Cohere 2 MoE)."""
+    """Remove the base outside ``rope_parameters`` if there is a base inside, which is used (Bailing, Cohere 2 MoE)."""
     rope = config.get("rope_parameters")
     inside = isinstance(rope, Mapping) and rope.get("rope_theta") is not None
     return {key: value for key, value in config.items() if not inside or key != "rope_theta"}

@@ -32,7 +32,7 @@ SMALL = {
 def model_type_in(name: str) -> str | None:
     """Return the ``model_type`` of the model with this name, or ``None`` if it is unknown.
 
-    The name may be that of a repository, a class or a family. Other words may precede and follow it.
+    The name may belong to a repository, a class or a family. Other words may precede and follow it.
 
     >>> model_type_in("bert-base-uncased"), model_type_in("openai/whisper-tiny"), model_type_in("CLIP")
     ('bert', 'whisper', 'clip_text_model')
@@ -64,7 +64,7 @@ def position_classes(model_type: str) -> list[type[PositionEncoding]]:
         return []
     config = with_defaults({**next(iter(architecture.presets.values()), SMALL), "model_type": model_type})
     try:
-        with warnings.catch_warnings(action="ignore"):  # they are about the sizes, which the caller does not see
+        with warnings.catch_warnings(action="ignore"):  # warnings about the sizes, which the caller does not see
             kinds = layer_types(config) or (None,)
             encodings = [encoding_from_config(config, layer_type=kind) for kind in kinds]
     except LocantError:

@@ -23,7 +23,7 @@ MROPE = {"mrope": "default"}
 
 
 def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
-    """Return the axis of each pair: every third is for rows, and every third for columns, until these are used up."""
+    """Return the axis of each pair. Every third pair is for rows and every third for columns, until these run out."""
     reach = {ROW: 3 * rows, COLUMN: 3 * columns}
     return [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range(pairs)]
 
@@ -71,7 +71,7 @@ def _by_sections_of_dimensions(member: int) -> PairsFactory:
 
 
 def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Return pairs for three coordinates and the number of the molecule, with a ladder each."""
+    """Return pairs for three coordinates and the number of the molecule, each with its own ladder."""
     along, molecule = (required(config, f"num_{key}") for key in ("spatial_rope_pairs_per_axis", "uid_rope_pairs"))
     bases = [number(key, config.get(key)) for key in ("spatial_rope_base_frequency", "uid_rope_base_frequency")]
     spatial, molecular = (
@@ -134,7 +134,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_alternate_rows_and_columns),
     ),
     "neomme": rotary_row(
-        None, 16384, 64,  # even pairs are rotated by rows, odd ones by columns; a position is (row, column)
+        None, 16384, 64,  # even pairs are rotated by rows, odd pairs by columns, at positions (row, column)
         keys=RotaryKeys(
             per_layer=True, share_keys=SHARE,
             pairs=lambda config, rope, rotary_dim: replace(

@@ -107,7 +107,7 @@ def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
 
 
 def _row(name: str) -> Architecture:
-    if name == lab_decoder.MODEL_TYPE:  # no published model, so it is in no list of them
+    if name == lab_decoder.MODEL_TYPE:  # not a published model, so it is not in the list
         return lab_decoder.ROW
     try:
         return ARCHITECTURES.find(name)
@@ -118,8 +118,8 @@ def _row(name: str) -> Architecture:
 def flat_part(config: Config) -> str | None:
     """Return the model type of the text part, if a composite configuration has the keys of that part at its top level.
 
-    The first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 are such. Return ``None`` if the configuration has parts,
-    or belongs to a single model.
+    The first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 have this form. Return ``None`` if the configuration has
+    parts, or belongs to a single model.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or part_key(config) is not None or _row(name).rotary is not UNKNOWN:
@@ -128,7 +128,7 @@ def flat_part(config: Config) -> str | None:
 
 
 def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """Return the same as `read`, or raise an error with known names if the ``model_type`` is unknown."""
+    """Call `read`, and raise an error with known names if the ``model_type`` is unknown."""
     values, architecture = read(config)
     if architecture.rotary is UNKNOWN:
         name, names = str(values.get("model_type", "")), sorted(each for each, _ in ARCHITECTURES.items())

@@ -1,4 +1,4 @@
-"""Architectures with remote code: models that many people run, whose code is with their weights, not in `transformers`.
+"""Architectures with remote code: widely used models whose code is with their weights, not in `transformers`.
 
 Each row follows that code. If the code does something beyond the trained length that no row can express, a warning
 states it.

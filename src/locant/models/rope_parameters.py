@@ -32,14 +32,14 @@ from locant.positions.scaling import SCALINGS, DynamicNTK, LongRoPE, Proportiona
 from locant.spelling import literal, spell
 
 FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
-"""Keys of configurations, and the names of these fields in our dataclasses, where they differ."""
+"""Keys of configurations whose fields have other names in our dataclasses, and these names."""
 
 OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
     (DynamicNTK, TRAINED): True,
     (LongRoPE, "factor"): True,
     (Proportional, "partial_rotary_factor"): False,
 }
-"""Exceptions to the rule that a key is optional if its field has a default, and whether each is optional."""
+"""Exceptions to the rule that a key is optional if its field has a default, and whether each key is optional."""
 
 SHARED_KEYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
@@ -288,7 +288,7 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
 
 
 def _is_one_base_for_all(rope: Config, keys: RotaryKeys) -> bool:
-    """Return whether it has one base without a scaling for all layers, as older `transformers` write OLMo 3."""
+    """Return whether there is one base without a scaling for all layers, as older `transformers` write OLMo 3."""
     shares_key = {kind.base_key for kind in keys.layer_kinds.values()} == {"rope_theta"}
     return shares_key and set(rope) == {"rope_theta", "rope_type"} and rope["rope_type"] == "default"
 
@@ -313,7 +313,7 @@ def stated_trained_length(config: Config) -> int | None:
 def is_per_layer(rope: Config) -> bool:
     """Return whether rope parameters have a dictionary per layer type, or ``None`` for layers without rotation.
 
-    Some published ones also have single values, which no code reads.
+    Some published rope parameters also have single values, which no code reads.
     """
     reserved = {*SHARED_KEYS, *(key for each in ROPE_TYPES.values() for key in each.keys)}
     one = any(isinstance(value, Mapping) and key not in reserved for key, value in rope.items())

@@ -145,7 +145,7 @@ TRAINED_ELSEWHERE = ("llama3", "yarn", "longrope")
 def _override_trained_length(
     config: Config, rope: Config, architecture: Architecture
 ) -> tuple[Config, tuple[str, ...]]:
-    """Return the rope parameters with the trained length outside them in the class, and a warning if it differs."""
+    """Return the rope parameters with the trained length from outside them, and a warning if the lengths differ."""
     trained = architecture.rotary_keys.trained_beside
     if trained is None or TRAINED in config or rope.get(TRAINED) in (None, trained):
         return rope, ()

@@ -38,9 +38,9 @@ def rotary_to_config(
       ``attention_factor``. `LongRoPE` with an ``attention_factor`` does not need a ``factor`` that does not agree with
       `max_seq_len`.
 
-    The length of `for_length` and `angles` are not written. ``rope_interleave`` and ``partial_rotary_factor`` are, so
-    that an architecture with another layout or another rotary dimension raises an error. `Rotary.to_config` describes
-    the arguments.
+    The length of `for_length` and `angles` are not written. ``rope_interleave`` and ``partial_rotary_factor`` are
+    written, so that an architecture with another layout or another rotary dimension raises an error. `Rotary.to_config`
+    describes the arguments.
     """
     sections = list(rotary.sections) if rotary.sections is not None else None
     if not rotary.has_named_layout and (sections := _interleaved_sections(rotary.pairs)) is None:

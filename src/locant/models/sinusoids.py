@@ -2,7 +2,7 @@
 
 Models differ in the order of the vector, in the longest wavelength and in the number of the first position. Marian,
 Pegasus and CTRL have all sines before all cosines. XLM alternates them, as in the paper. M2M100, FSMT and XGLM come
-from fairseq: they count positions from 2 on, after the row of the padding token, and their last wavelength is exactly
+from fairseq: they count positions from 2, after the row of the padding token, and their last wavelength is exactly
 2 pi times 10 000. MusicGen has cosines before sines.
 """
 
@@ -54,7 +54,7 @@ def _sinusoidal_row(
 
 
 def _fairseq(max_seq_len: int | None, width: str = "d_model", length: str = LENGTH, **row: Any) -> Architecture:
-    """Return a row where position 0 comes after the row of the padding token, which is zero. The default token is 1."""
+    """Return a row in which position 0 follows the row of the padding token, which is zero. The default token is 1."""
     encoding = _sines(width, both_ends=True, padding=1)
     return _sinusoidal_row(encoding, max_seq_len, length, defaults={PADDING: 1}, **row)
 

@@ -1,7 +1,7 @@
 """Keys about rotary positions that the modeling code does not read.
 
 Published configurations have many of them, from older versions of a model or from other programs. A key that agrees
-with the values that are read is ignored in silence. A key that contradicts them is an error. Any other key causes a
+with the values that are read is ignored silently. A key that contradicts them is an error. Any other key causes a
 warning, because its meaning is unknown.
 """
 

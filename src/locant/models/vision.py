@@ -1,9 +1,9 @@
 """Encoders of images: rotation by row and column, biases of rows and columns, or a learned grid.
 
 Rotation has a ladder of frequencies for each axis, and models differ in the order of the pairs. A position is
-``(row, column)`` or ``(frame, row, column)``, from 0, unless a row states otherwise. SAM, ViTDet and BEiT have biases,
-and so have Swin and similar models, which have stages. Layers of Swin attend within windows
-(`locant.positions.GridWindows`), as do most layers of SAM and ViTDet.
+``(row, column)`` or ``(frame, row, column)``, from 0, unless a row states otherwise. SAM, ViTDet and BEiT have biases.
+Swin and similar models have biases and stages. Layers of Swin attend within windows (`locant.positions.GridWindows`),
+as do most layers of SAM and ViTDet.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> P
 
 
 def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
-    """Return pairs with an axis and a rung for each. The ladder is the number of dimensions that its rungs cover."""
+    """Return pairs with an axis and a rung for each. `ladder` is the number of dimensions that its rungs cover."""
     return Pairs(dims=dims, axes=[axis for axis, _ in places], rungs=[(ladder, rung) for _, rung in places])
 
 
@@ -191,12 +191,12 @@ def _beit(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _window_kinds(config: Config) -> tuple[str, ...]:
-    """Return ``global`` for layers that attend to the whole image, and ``window``, or nothing without windows."""
+    """Return ``global`` (layers that attend to the whole image) and ``window``, or an empty tuple without windows."""
     return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
 
 
 def _decomposed(key: str) -> Any:
-    """Return the bias of SAM and ViTDet. It raises `InputError` if this key is false."""
+    """Return the bias of SAM and ViTDet. Raise `InputError` if this key is false."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
         if not flag_at(config, key):

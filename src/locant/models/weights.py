@@ -26,12 +26,12 @@ class InputTables:
         positions: the module of the table of positions, which the encoding of the architecture adds.
         segments: the module of the table of segments. ``type_vocab_size`` is their number.
         norm: the module of the layer norm of the sum.
-        width_keys: possible keys of the width of the token table. The first one in the configuration counts.
+        width_keys: possible keys of the width of the token table. The first key in the configuration is used.
         scale: the factor of token rows, as in `TokenEmbedding`.
         scale_key: the key of that factor, if the configuration has it.
         padding: whether the row of ``pad_token_id`` has no gradient.
         norm_eps: the key of the norm's epsilon, or the number in the modeling code.
-        norm_bias_key: the key for whether the norm has a bias. Without it, the norm has one.
+        norm_bias_key: the key for whether the norm has a bias. Without it, the norm has a bias.
         dropout_key: the key of the dropout after the sum.
         why_not: what else the modeling code does with the input, so that an `InputEmbedding` cannot represent it.
     """
