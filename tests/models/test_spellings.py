@@ -124,7 +124,7 @@ def test_deepseek_v4_rotates_the_last_64_of_512_dimensions_and_scales_what_is_co
 def test_phi_3_takes_the_trained_length_of_its_class_for_one_that_stands_in_its_rope_parameters_alone() -> None:
     rope = {**ROPES["longrope"], "original_max_position_embeddings": 8192, "factor": 4.5, "rope_theta": 1e4}
     config = {"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 2, "rope_parameters": rope}
-    with pytest.warns(UserWarning, match="original_max_position_embeddings=8192 in rope parameters alone.*4096"):
+    with pytest.warns(UserWarning, match="original_max_position_embeddings=8192 in rope parameters, where phi3 .*4096"):
         scaling = Rotary.from_config({**config, "max_position_embeddings": 8192}).scaling
     assert isinstance(scaling, LongRoPE)
     assert scaling.effective_attention_factor == pytest.approx(
