@@ -86,7 +86,7 @@ def test_what_far_tokens_do_is_measured_where_it_is_asked_for(
     assert "At 16, 64 tokens, not all pass keys were asked for: some rows would have to be cut." in said
     page = (folder / "out" / "report.html").read_text()
     assert "<h2>Loss with full context</h2>" in page
-    assert "--keys 1 --far" in page
+    assert "--keys 1 --far" in re.sub("</?span>", "", page)  # a command may break before an option
 
 
 def test_what_is_finished_is_not_done_again(
@@ -156,7 +156,7 @@ def test_tasks_of_ruler_are_asked_and_what_was_written_is_told(succeeds: Run, fo
     )
     assert "The model has a chat template. It was not used" in said
     page = (folder / "out" / "report.html").read_text()
-    assert "--tasks niah_single_1,fwe --rows 2" in page
+    assert "--tasks niah_single_1,fwe --rows 2" in re.sub("</?span>", "", page)
     assert "0.00 of 2" in page
 
 

@@ -61,8 +61,8 @@ class OneMask(LooksUpItsPart):
 class ClearsACopy(SplitTable):
     """The padding row is cleared in what indexing returns, which of a split tensor is a copy."""
 
-    def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
-        super().draw(weight, fill, None)
+    def initialize(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
+        super().initialize(weight, fill, None)
         if padding_idx is not None:
             weight[padding_idx].zero_()
 
@@ -70,7 +70,7 @@ class ClearsACopy(SplitTable):
 class DrawsAlike(SplitTable):
     """Every rank draws its own part; with one seed, and on CPUs, all get the same rows."""
 
-    def draw(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
+    def initialize(self, weight: Tensor, fill: Fill, padding_idx: int | None) -> None:
         assert isinstance(weight, DTensor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
