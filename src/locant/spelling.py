@@ -53,6 +53,10 @@ def literal(value: float | int) -> str:
     return repr(float(value))
 
 
+class AmbiguousNumberError(ValueError):
+    """A text that may mean two numbers, such as ``8k``. The message states both."""
+
+
 def whole_number(text: str) -> int:
     """Return the whole number in a text such as ``8192``, ``8_192``, ``8,192`` or ``1e6``.
 
@@ -64,14 +68,16 @@ def whole_number(text: str) -> int:
     >>> whole_number("8k")
     Traceback (most recent call last):
     ...
-    ValueError: '8k' may mean two numbers; write 8192 or 8000
+    locant.spelling.AmbiguousNumberError: '8k' may mean two numbers; write 8192 or 8000
     """
     digits = re.sub(r"(?<=\d),(?=\d{3}(,|$))", "", text) if re.match(r"[+-]?\d{1,3},", text) else text
     with suppress(ValueError):
         return int(digits)
     if short := re.fullmatch(r"(\d+)([km])", text, re.IGNORECASE):
         number, power = int(short[1]), 1 + (short[2] in "mM")
-        raise ValueError(f"{text!r} may mean two numbers; write {number * 1024**power} or {number * 1000**power}")
+        raise AmbiguousNumberError(
+            f"{text!r} may mean two numbers; write {number * 1024**power} or {number * 1000**power}"
+        )
     with suppress(ValueError):
         if (real := float(text)).is_integer() and abs(real) <= 2**53:
             return int(real)

@@ -28,7 +28,7 @@ from locant.cli.options import (
 from locant.lab import settings
 from locant.lab.settings import SIZES, Settings
 from locant.lab.tasks import OWN
-from locant.spelling import whole_number
+from locant.spelling import AmbiguousNumberError, whole_number
 
 report_folder = output("The folder of the report.", default="report")
 beside_others = click.option(
@@ -46,10 +46,10 @@ def list_option(*names: str, kind: Callable[[str], int | float | str] = str, **m
             raise click.BadParameter(f"{text!r} is a list, so 1,000 would be two numbers; write 1000 or 1_000")
         try:
             return tuple(map(kind, parts))
-        except ValueError as error:
-            is_ambiguous = "may mean two numbers" in str(error)
-            message = str(error) if is_ambiguous else f"{text!r} is not a list of numbers such as 0,1,2"
-            raise click.BadParameter(message) from None
+        except AmbiguousNumberError as error:
+            raise click.BadParameter(str(error)) from None
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a list of numbers such as 0,1,2") from None
 
     return click.option(*names, type=read, metavar="NAMES,..." if kind is str else "NUMBERS,...", **more)
 
