@@ -16,7 +16,9 @@ from locant.errors import LocantError
 
 __all__ = ["PARTS", "main"]
 
-PARTS: dict[str, str] = {}
+PARTS = {
+    "bugs": "benchmarks.real_models.cost_of_bugs",
+}
 """The module of each part, in the order in which they run. Its function ``run(anew, folder)`` measures the part."""
 
 

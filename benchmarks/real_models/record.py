@@ -62,6 +62,7 @@ class Record:
         kept = {} if anew else read(part, folder)
         same = all(kept.get(key) == value for key, value in self.head.items())
         self._measured: dict[str, dict[str, Any]] = kept.get("measured", {}) if same else {}
+        self._summary: Any = kept.get("summary") if same else None
 
     def measure(self, key: str, settings: Mapping[str, Any], function: Callable[[], Any]) -> Any:
         """Return what `function` measures, as JSON holds it. It is not called if the same was measured before.
@@ -83,12 +84,26 @@ class Record:
         return kept["value"]
 
     @property
+    def measured(self) -> dict[str, Any]:
+        """Return all values by key."""
+        return {key: each["value"] for key, each in self._measured.items()}
+
+    def summarise(self, summary: Mapping[str, Any]) -> None:
+        """Write what follows from the measurements, for the pages and the package that read the file."""
+        self._summary = json.loads(json.dumps(dict(summary)))
+        self._write()
+
+    @property
     def seconds(self) -> float:
         """Return the time that all measurements took."""
         return round(sum(each["seconds"] for each in self._measured.values()), 1)
 
     def _write(self) -> None:
+        head = {**self.head, "environment": environment(), "seconds": self.seconds}
+        parts = [json.dumps(head, indent=1).removesuffix("\n}")]
+        if self._summary is not None:
+            parts.append(f' "summary": {json.dumps(self._summary, indent=1)}')
         rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(each)}" for key, each in self._measured.items())
-        head = json.dumps({**self.head, "environment": environment(), "seconds": self.seconds}, indent=1)
+        parts.append(f' "measured": {{\n{rows}\n}}')
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / f"{self.part}.json", f'{head[:-2]},\n "measured": {{\n{rows}\n}}}}\n')
+        write_whole(self.folder / f"{self.part}.json", ",\n".join(parts) + "}\n")
