@@ -260,9 +260,11 @@ def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
     """Measure every bug in every model that can have it."""
     record = Record(PART, [*dict.fromkeys(step.model for step in PLAN)], anew=anew, folder=folder)
     load = lru_cache(maxsize=1)(_load)  # one model in memory
-    for model, key, settings, of in _measurements():
-        record.measure(key, settings, lambda model=model, of=of: of(load(model)))
-    record.summarise(summary(record.measured))
+    try:
+        for model, key, settings, of in _measurements():
+            record.measure(key, settings, lambda model=model, of=of: of(load(model)))
+    finally:
+        record.summarise(summary(record.measured))
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
