@@ -11,12 +11,16 @@ interval by Student's t. The interval holds for all looks at all readings of one
 configuration and the readings near the best are always measured in full, and the verdict compares whole windows.
 
 The audit costs one forward pass over the text for the configuration and for each reading with a similar loss. It costs
-an eighth of a pass for most of the other 14 readings. Each error in the configuration adds the same cost again.
+an eighth of a pass for most of the other 15 readings. Each error in the configuration adds the same cost again.
 SmolLM2-135M takes 160 seconds of one core with the defaults.
+
+If the layers of a model differ, a base is tried for each type of layers, and other layers get full attention or a
+sliding window. What two readings compute in the same way within a window of the text is read once.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -50,6 +54,7 @@ from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
 from locant.lab.text_learning import count, losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.base import PositionEncoding
+from locant.positions.description import Weightless
 from locant.positions.encodings.alibi import ALiBi
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
@@ -63,13 +68,22 @@ from locant.text.corpus import read_corpus
 ROTARY: Mapping[str, tuple[Any, ...]] = {
     "layout": ("half", "interleaved"),
     "direction": (None, "reversed"),
-    "base": (1e4, 1.5e5, 5e5, 1e6, 5e6, 1e7),
+    "base": (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 1e7),
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
 }
-"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
+"""The values to try.
 
+The bases are from Llama, DeepSeek-Coder and SmolLM2, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
 The scalings are the most common ones.
+"""
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWS = (128, 512, 1024, 4096, 0)
+"""The sliding windows to try, from published models. 0 means that every layer sees all tokens before it."""
+PATTERNS = ((1, 0), (0, 0), (2, 1), (2, 0), (3, 0), (4, 3), (6, 5), (6, 0))
+"""The layers with full attention to try: all, none, and patterns ``(every, first)`` of published models.
+
+The patterns are those of Gemma 2, gpt-oss, ModernBERT, Cohere 2 and Gemma 3, and Gemma 3 counted from the wrong end.
 """
 TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "other sign": lambda bias, heads: -bias,
@@ -84,11 +98,13 @@ LEAST = 0.0005
 """The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 FEWEST = 2
 """The number of windows after which a reading may be dropped."""
+USUAL = 512
+"""The number of tokens per window, unless the model states a smaller length."""
 PART = 32
 """The number of tokens in each part of a window. Readings are dropped by comparing these parts."""
 WORDS = {
     "layout": "{} layout", "direction": "{} direction", "base": "base {:,.0f}", "scaling": "scaling {}",
-    "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}",
+    "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}", "window": "sliding window {:,}",
 }  # fmt: skip
 
 
@@ -98,10 +114,13 @@ class Hypothesis:
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
     scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to this length. ``"none"``
-    removes the scaling. The names of slopes are the keys of `TURNED`.
+    removes the scaling. The names of slopes are the keys of `TURNED`. `bases` has a base for some types of layers.
+    `full` states the layers with full attention, one of `PATTERNS`. All others have a sliding window.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
+    >>> Hypothesis(bases=(("sliding_attention", 10_000.0),), full=(6, 5)).name
+    'base 10,000 in sliding_attention layers, full attention in layers 5, 11, ...'
     """
 
     layout: Layout | None = None
@@ -110,11 +129,36 @@ class Hypothesis:
     scaling: str | None = None
     share: float | None = None
     slopes: str | None = None
+    bases: tuple[tuple[str, float], ...] = ()
+    full: tuple[int, int] | None = None
+    window: int | None = None
 
     @property
     def name(self) -> str:
-        parts = (WORDS[field].format(value) for field, value in vars(self).items() if value is not None)
+        stated = {field: value for field, value in vars(self).items() if value is not None}
+        parts = [WORDS[field].format(value) for field, value in stated.items() if field in WORDS and value != 0]
+        parts += [f"base {base:,.0f} in {layer_type} layers" for layer_type, base in self.bases]
+        if self.full is not None:
+            parts.append(f"full attention in {_layers_in_words(*self.full)}")
+        if self.window == 0:
+            parts.append("no sliding window")
         return ", ".join(parts) or "the configuration"
+
+    def but(self, aspect: str, value: Any) -> Hypothesis:
+        """Return this hypothesis with another value of an aspect. A base of one type of layers is added to the others.
+
+        >>> Hypothesis(bases=(("full", 2.0),)).but("bases", ("sliding", 1.0)).bases
+        (('full', 2.0), ('sliding', 1.0))
+        """
+        if aspect == "bases":
+            value = tuple(sorted({**dict(self.bases), value[0]: value[1]}.items()))
+        return replace(self, **{aspect: value})
+
+
+def _layers_in_words(every: int, first: int) -> str:
+    if every < 2:
+        return "every layer" if every else "no layer"
+    return f"layers {first}, {first + every}, ..."
 
 
 OWN = Hypothesis()
@@ -150,15 +194,16 @@ class _AnySubject(ABC):
     def __init__(self, own: Mapping[str | None, Rotary], has_slopes: bool, trained: Callable[[], int]) -> None:
         self.own, self.has_slopes, self.trained = own, has_slopes, trained
         self.layout = next((rotary.pairs.layout for rotary in own.values()), None)
-        self.aspects = {"slopes": tuple(TURNED)} if has_slopes else ROTARY if own else {}
+        self.aspects = {"slopes": tuple(TURNED)} if has_slopes else _by_layer_type(own) if own else {}
 
     @abstractmethod
     def read_as(self, reading: Hypothesis) -> AbstractContextManager[object]:
         """Apply this reading to the model until the block ends."""
 
-    def rotary(self, own: Rotary, reading: Hypothesis) -> Rotary:
-        """Return the encoding that a reading puts in place of `own`. The layout is not changed."""
-        options: dict[str, Any] = {"base": reading.base or own.base}
+    def rotary(self, layer_type: str | None, reading: Hypothesis) -> Rotary:
+        """Return the encoding that a reading gives to a type of layers. The layout is not changed."""
+        own = self.own[layer_type]
+        options: dict[str, Any] = {"base": dict(reading.bases).get(str(layer_type)) or reading.base or own.base}
         if reading.share is not None:
             options["rotary_dim"] = int(own.head_dim * reading.share)
         if reading.scaling == "none":
@@ -173,8 +218,24 @@ class _AnySubject(ABC):
 
     def computed(self, reading: Hypothesis) -> Sequence[object]:
         """Return a key that is equal for two readings if both compute the same positions."""
-        rotaries = (repr(self.rotary(own, reading)) for own in self.own.values())
-        return reading.layout or self.layout, reading.slopes, *rotaries
+        rotaries = {kind: repr(self.rotary(kind, reading)) for kind in self.own}
+        layers = [
+            (rotaries.get(kind, rotaries.get(None)), window) for kind, window in self.windows(reading)
+        ] or rotaries.values()  # fmt: skip
+        return reading.layout or self.layout, reading.slopes, *layers
+
+    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int | None]]:
+        """Return the type and the sliding window of each layer. Empty if no layer can have a sliding window."""
+        return ()
+
+
+def _by_layer_type(own: Mapping[str | None, Rotary]) -> dict[str, tuple[Any, ...]]:
+    """Return the values to try. If layers have encodings of different types, a base is tried for each type."""
+    aspects = dict(ROTARY)
+    if len(own) > 1:
+        bases = aspects.pop("base")
+        aspects["bases"] = tuple((layer_type, base) for layer_type in own for base in bases)
+    return aspects
 
 
 class _Subject(_AnySubject):
@@ -189,15 +250,37 @@ class _Subject(_AnySubject):
             point.require_own()
         own = {kind: rotary for point in points for kind, rotary in point.own.items()}
         super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
+        self.length = USUAL
+        self.types = tuple(getattr(self.config, "layer_types", None) or ())
+        if own and getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True):
+            self.aspects = {**self.aspects, "window": WINDOWS}
+            if {*self.types} == {FULL, SLIDING}:
+                self.aspects["full"] = PATTERNS
+
+    def types_of_layers(self, reading: Hypothesis) -> tuple[str, ...]:
+        """Return the type of each layer under a reading."""
+        if reading.full is None:
+            return self.types
+        every, first = reading.full
+        return tuple(FULL if every and layer % every == first else SLIDING for layer in range(len(self.types)))
+
+    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int | None]]:
+        if "window" not in self.aspects:
+            return ()
+        window = self.config.sliding_window if reading.window is None else reading.window or self.length
+        types = self.types_of_layers(reading) or (SLIDING,)
+        return [(kind, None if kind == FULL else min(window, self.length)) for kind in types]
 
     @contextmanager
     def read_as(self, reading: Hypothesis) -> Generator[None]:
         with ExitStack() as undo:
+            if reading.full is not None or reading.window is not None:
+                self._rebuild(reading, undo)
             if reading.slopes is not None:
                 self._change_bias(TURNED[reading.slopes], undo)
             if reading.layout not in (None, self.layout):
                 self._reorder(reading.layout, undo)
-            rotaries = {kind: self.rotary(own, reading) for kind, own in self.own.items()}
+            rotaries = {kind: self.rotary(kind, reading) for kind in self.own}
             layered = None not in rotaries or len(rotary_layer_types(self.config)) < len(layer_types(self.config))
             if reading.share is not None and (layered or reading.layout not in (None, self.layout)):
                 got = "a share of each head is not tried with another layout, or for layers that differ"
@@ -205,6 +288,25 @@ class _Subject(_AnySubject):
             if [*map(repr, rotaries.values())] != [*map(repr, self.own.values())]:
                 undo.enter_context(swap(self.model, layers=lambda _, kind: rotaries.get(kind, rotaries.get(None))))
             yield
+
+    def _rebuild(self, reading: Hypothesis, undo: ExitStack) -> None:
+        """Let the model have the modules of another model with the same weights and with other windows."""
+        config = copy.deepcopy(self.model.config)
+        text = config.get_text_config()
+        if self.types:
+            text.layer_types = [*self.types_of_layers(reading)]
+        if reading.window is not None:
+            text.sliding_window = reading.window or self.length
+        with Weightless():
+            other = type(self.model)(config).eval()
+        other.load_state_dict(self.model.state_dict(), assign=True)
+        other.tie_weights()
+        if any(each.is_meta for each in (*other.parameters(), *other.buffers())):
+            got = f"got {type(other).__name__}, which computes some values only while its weights are loaded"
+            raise InputError(got, "use another reading")
+        other.to(self.model.device)
+        undo.callback(vars(self.model).update, _modules=self.model._modules, config=self.model.config)
+        vars(self.model).update(_modules=other._modules, config=config)
 
     def _reorder(self, layout: Layout | None, undo: ExitStack) -> None:
         """Reorder rows of queries and keys, so that the model's own code rotates the pairs of this layout."""
@@ -249,7 +351,7 @@ class _LabSubject(_AnySubject):
             turned = TURNED[reading.slopes](slopes, len(slopes)).tolist()
             encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
         elif self.own:
-            encoding = self.rotary(self.own[None], reading).replace(layout=reading.layout or self.layout)
+            encoding = self.rotary(None, reading).replace(layout=reading.layout or self.layout)
         return self.model.reading_with(encoding)
 
 
@@ -296,15 +398,17 @@ def audit(
         subject = _LabSubject(model.module)
         if not subject.aspects:
             return _nothing_to_find(f"{Path(folder).name} has {_lab_positions(subject.model.encoding)}")
-        usual = model.trained or 512
+        usual = model.trained or USUAL
     else:
         plain = without_weights(load_config(folder).to_dict())
         if not _Subject(plain).aspects:
             return _nothing_to_find(f"{type(plain).__name__} has {TABLE if learned_tables(plain) else NOTHING_ELSE}")
         model = read_language_model(folder, device=place, dtype=dtype)
         subject = _Subject(model.module)
-        usual = 512 if subject.biased else stated_length(subject.config)
-    length = min(512, usual) if length is None else length
+        usual = USUAL if subject.biased else stated_length(subject.config)
+    length = min(USUAL, usual) if length is None else length
+    if isinstance(subject, _Subject):
+        subject.length = length
     corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     most = num_windows(
         model.vocab_size, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
@@ -392,7 +496,7 @@ class _Search:
     def _around(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
         """Return the readings that differ from `origin` in one thing. Skip readings that compute the same positions."""
         new = list[Hypothesis]()
-        for reading in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
+        for reading in (origin.but(name, each) for name, values in self.subject.aspects.items() for each in values):
             try:
                 computed = repr(self.subject.computed(reading))
             except LocantError as error:
