@@ -88,6 +88,11 @@ class Record:
         """Return all values by key."""
         return {key: each["value"] for key, each in self._measured.items()}
 
+    @property
+    def times(self) -> dict[str, float]:
+        """Return the seconds that each measurement took, by key."""
+        return {key: each["seconds"] for key, each in self._measured.items()}
+
     def summarise(self, summary: Mapping[str, Any]) -> None:
         """Write what follows from the measurements, for the pages and the package that read the file."""
         self._summary = json.loads(json.dumps(dict(summary)))
