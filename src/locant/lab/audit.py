@@ -248,13 +248,13 @@ class _Subject(_AnySubject):
         points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
             point.require_own()
-        own = {kind: rotary for point in points for kind, rotary in point.own.items()}
+        own = _with_both_types({kind: rotary for point in points for kind, rotary in point.own.items()}, self.config)
         super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
         self.length = USUAL
         self.types = tuple(getattr(self.config, "layer_types", None) or ())
         if own and getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True):
             self.aspects = {**self.aspects, "window": WINDOWS}
-            if {*self.types} == {FULL, SLIDING}:
+            if self.types and {*self.types} <= {FULL, SLIDING}:
                 self.aspects["full"] = PATTERNS
 
     def types_of_layers(self, reading: Hypothesis) -> tuple[str, ...]:
@@ -327,6 +327,16 @@ class _Subject(_AnySubject):
         for module in self.model.modules():
             if "Attention" in type(module).__name__:
                 undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+
+def _with_both_types(own: dict[str | None, Rotary], config: Any) -> dict[str | None, Rotary]:
+    """Return the encodings of both types of layers, if the configuration has both but all layers are of one type."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    if len(own) != 1 or not {*own} < {FULL, SLIDING} <= {*ropes}:
+        return own
+    both = copy.deepcopy(config)
+    both.layer_types = [FULL, SLIDING] * (len(config.layer_types) // 2) + [FULL] * (len(config.layer_types) % 2)
+    return {kind: Rotary.from_config(both, layer_type=kind, angles="float32") for kind in (FULL, SLIDING)}
 
 
 class _LabSubject(_AnySubject):
