@@ -19,6 +19,8 @@ __all__ = ["PARTS", "main"]
 PARTS = {
     "bugs": "benchmarks.real_models.cost_of_bugs",
     "audit": "benchmarks.real_models.audits",
+    "engines": "benchmarks.real_models.engine_file",
+    "minilm": "benchmarks.real_models.learned_rows",
 }
 """The module of each part, in the order in which they run. Its function ``run(anew, folder)`` measures the part."""
 
