@@ -25,6 +25,8 @@ from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.models_table import models_table
 from docs.generator.records import ROOT, benchmarks, engines, known_bugs
+from docs.generator.trained import page as trained_models
+from docs.generator.trained import pictures as pictures_of_trained_models
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS
@@ -68,6 +70,7 @@ def pages() -> dict[str, str]:
         "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
+        "trained-models.md": trained_models(),
     }
 
 
@@ -77,6 +80,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
         **{f"encodings/{name}": partial(locant.plot, name) for name in encodings()},
         **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in SCALINGS},
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
+        **pictures_of_trained_models(),
     }
 
 
