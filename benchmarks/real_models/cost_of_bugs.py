@@ -260,10 +260,9 @@ def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
     """Measure every bug in every model that can have it."""
     record = Record(PART, [*dict.fromkeys(step.model for step in PLAN)], anew=anew, folder=folder)
     load = lru_cache(maxsize=1)(_load)  # one model in memory
-    try:
-        for model, key, settings, of in _measurements():
+    for _, group in itertools.groupby(_measurements(), key=lambda each: each.key.split("/")[:2]):
+        for model, key, settings, of in group:
             record.measure(key, settings, lambda model=model, of=of: of(load(model)))
-    finally:
         record.summarise(summary(record.measured))
 
 
