@@ -18,6 +18,7 @@ __all__ = ["PARTS", "main"]
 
 PARTS = {
     "bugs": "benchmarks.real_models.cost_of_bugs",
+    "bugs-again": "benchmarks.real_models.bugs_again",
 }
 """The module of each part, in the order in which they run. Its function ``run(anew, folder)`` measures the part."""
 
