@@ -15,7 +15,7 @@ import itertools
 import tarfile
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,6 +197,11 @@ def _probed(model: Any, use: Bug) -> list[str]:
     return said
 
 
+@cache
+def _probed_correct(model: Any, scenario: str) -> list[str]:
+    return _probed(model, SCENARIOS[scenario].correct)
+
+
 def _warnings(subject: _Subject, bug: Bug) -> dict[str, list[str]]:
     """Return what the tools that see the place of the bug say of it, by the name of the tool.
 
@@ -204,7 +209,7 @@ def _warnings(subject: _Subject, bug: Bug) -> dict[str, list[str]]:
     """
     model, said = subject.model, dict[str, list[str]]()
     if bug.batch is None:
-        usual = _probed(model, SCENARIOS[bug.scenario].correct)
+        usual = _probed_correct(model, bug.scenario)
         said["probe"] = [each for each in dict.fromkeys(_probed(model, bug)) if each not in usual]
     else:
         said["check-batch"] = [*map(str, check_batch(bug.batch(1024, subject.pad), model=model))]

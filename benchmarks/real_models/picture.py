@@ -6,6 +6,7 @@ one, in windows of the longest length at which all bugs were measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ __all__ = ["FILE", "chosen", "draw"]
 
 FILE = Path(__file__).parents[2] / "docs" / "images" / "position_bugs.svg"
 MODEL, MOST_COSTLY = "smollm2", 5
-WORDS = 46
 
 
 def chosen(record: Mapping[str, Any], length: int) -> list[str]:
@@ -35,6 +35,15 @@ def chosen(record: Mapping[str, Any], length: int) -> list[str]:
     }  # fmt: skip
     ordered = sorted(costs, key=lambda key: -costs[key])
     return [*ordered[:MOST_COSTLY], min(costs, key=lambda key: abs(costs[key]))]
+
+
+def _length(record: Mapping[str, Any]) -> int:
+    """Return the longest length at which most bugs were measured."""
+    rows = record["summary"]["rows"].values()
+    measured = Counter(
+        int(length) for row in rows if row["scenario"] == "text" for length in row["costs"].get(MODEL, {})
+    )
+    return max(measured, key=lambda length: (measured[length], length))
 
 
 def _curve(record: Mapping[str, Any], key: str, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,8 +58,7 @@ def _curve(record: Mapping[str, Any], key: str, length: int) -> tuple[np.ndarray
 
 def draw(record: Mapping[str, Any], theme: Any = LIGHT) -> Figure:
     """Return the picture of a record."""
-    lengths = [int(key.split("/")[1]) for key in record["measured"] if key.endswith(f"/{CORRECT} text")]
-    length = max(at for at in lengths if f"{MODEL}/{at}/{CORRECT} text" in record["measured"])
+    length = _length(record)
     figure = theme.blank(9.6, 4.2)
     axes = figure.subplots()
     rows, keys = record["summary"]["rows"], chosen(record, length)
