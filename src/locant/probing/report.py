@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from locant.position_costs import matters
 from locant.positions.base import PositionEncoding
 from locant.probing.costs import OF_ROUNDINGS, Finding
 from locant.probing.norm import NormReport
@@ -334,6 +335,8 @@ class RotationReport(Report):
         if self.rounding not in (*UNHARMED, None):
             return
         kinds = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
+        if not any(map(matters, kinds.values())):  # one note for all of them
+            kinds = dict.fromkeys(kinds, next(iter(kinds.values()), None))
         for kind in dict.fromkeys(kinds.values()):
             casts = {dtype: each for dtype, each in harmed.items() if kinds[dtype] == kind}
             off = " and ".join(spell(error, 2) for error, _ in casts.values())
