@@ -1,11 +1,12 @@
-"""Draw the loss by position with bugs and without: ``python -m benchmarks.real_models.picture``.
+"""Draw the loss by position with bugs and without, and bring the costs in the README to what was measured.
 
 The picture is ``docs/images/position_bugs.svg``. It shows the correct model, the most costly bugs and the most harmless
-one, in windows of the longest length at which all bugs were measured.
+one, in windows of the longest length at which most bugs were measured.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +17,16 @@ import numpy as np
 from benchmarks.real_models.cost_of_bugs import BLOCK, CORRECT
 from benchmarks.real_models.record import RESULTS, read
 from locant.figures.canvas import DASHES, LIGHT, MARKERS, save
+from locant.files import write_whole
+from locant.position_costs import costs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FILE", "chosen", "draw"]
+__all__ = ["FILE", "chosen", "draw", "run", "with_costs"]
 
-FILE = Path(__file__).parents[2] / "docs" / "images" / "position_bugs.svg"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docs" / "images" / "position_bugs.svg"
 MODEL, MOST_COSTLY = "smollm2", 5
 
 
@@ -95,6 +99,18 @@ def draw(record: Mapping[str, Any], theme: Any = LIGHT) -> Figure:
     return figure
 
 
-if __name__ == "__main__":
-    save(draw(read("bugs", RESULTS)), FILE)
-    print(FILE)
+def with_costs(text: str) -> str:
+    """Return a page in whose shown warnings the sentences on costs are those of the record."""
+    for cost in costs().values():
+        text = re.sub(
+            rf"This (?:hardly )?matters: if {re.escape(cost.mistake)}, .*", lambda _, cost=cost: str(cost), text
+        )
+    return text
+
+
+def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
+    """Draw the picture and write the sentences."""
+    save(draw(read("bugs", folder)), FILE)
+    costs.cache_clear()
+    readme = ROOT / "README.md"
+    write_whole(readme, with_costs(readme.read_text(encoding="utf-8")))

@@ -20,6 +20,7 @@ from benchmarks.real_models.cost_of_bugs import BLOCK, Losses, Recall
 from benchmarks.real_models.record import RESULTS, read
 from docs.generator.real_models import position_bugs
 from locant.errors import InputError
+from locant.position_costs import costs
 from tests.tolerances import PRINTED
 
 LENGTHS = (256, 512)
@@ -124,6 +125,15 @@ def test_the_picture_has_the_correct_model_and_the_bugs_that_it_names(folder: Pa
     assert labels[-1] == "correct"
     assert [each.partition(":")[0] for each in labels[:-1]] == picture.chosen(read("bugs", folder), max(LENGTHS))
     assert len(labels) == 7
+
+
+def test_sentences_of_the_readme_are_those_of_the_record() -> None:
+    """`make real` writes them. A sentence with another number is replaced, and other text is kept."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert picture.with_costs(text) == text
+    (mistake, cost), *_ = ((cost.mistake, cost) for cost in costs().values())
+    old = f"A warning. This matters: if {mistake}, the loss rises by 7.00 nats.\nMore."
+    assert picture.with_costs(old) == f"A warning. {cost}\nMore."
 
 
 def test_the_second_calculation_is_another_and_finds_a_wrong_record(
