@@ -1,7 +1,7 @@
 """``python -m benchmarks.real_models [--anew] [PART...]``: measure the parts, or all, on trained weights.
 
-Each part that measures writes ``results/real_models/PART.json``. What is recorded with the same versions, checksums and settings is
-not measured again, unless ``--anew`` is given. The weights come from `make real-weights`.
+Each part that measures writes ``results/real_models/PART.json``. What is recorded with the same versions, checksums and
+settings is not measured again, unless ``--anew`` is given. The weights come from `make real-weights`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = {
     "bugs-again": "benchmarks.real_models.bugs_again",
     "bugs-picture": "benchmarks.real_models.picture",
 }
-"""The module of each part, in the order in which they run. Its function ``run(anew=False, folder=RESULTS)`` makes the part."""
+"""The module of each part, in the order in which they run. Its function ``run(anew, folder)`` makes the part."""
 
 
 def main(words: list[str], parts: dict[str, str] = PARTS, folder: Path = RESULTS) -> None:
