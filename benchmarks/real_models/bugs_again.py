@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import tarfile
 import typing
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ __all__ = ["ANGLES", "run"]
 
 MODEL, LENGTH = "smollm2", 2048
 BASE = 100_000.0
+CORRECT = "correct"
 ROUNDED = 2e-4
 """Half a unit of the last digit of two recorded losses, and the rounding of a float32 mean over two thousand tokens."""
 
@@ -95,16 +96,24 @@ def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
         InputError: a recorded cost is not confirmed, or there is none.
     """
     rows = read("bugs", folder).get("summary", {"rows": {}})["rows"]
-    record, load = Record("bugs-again", [MODEL], anew=anew, folder=folder), cache(partial(weights.load, MODEL))
-    right = record.measure("correct", {"length": LENGTH}, partial(_losses, None, load))
-    differences = dict[str, float]()
-    for key, angles in ANGLES.items():
-        recorded = rows.get(key, {"costs": {}})["costs"].get(MODEL, {}).get(str(LENGTH))
-        if recorded is None:
-            raise InputError(f"found no recorded cost of {key}", "python -m benchmarks.real_models bugs")
-        wrong = record.measure(key, {"length": LENGTH}, partial(_losses, angles, load))
-        cost = sum(a - b for a, b in zip(wrong, right, strict=True)) / len(right)
-        differences[key] = round(abs(cost - recorded["cost"]), 6)
-    record.summarise({"largest difference": max(differences.values()), "differences": differences})
+    recorded = {key: rows.get(key, {"costs": {}})["costs"].get(MODEL, {}).get(str(LENGTH)) for key in ANGLES}
+    if missing := [key for key, each in recorded.items() if each is None]:
+        raise InputError(f"found no recorded cost of {', '.join(missing)}", "python -m benchmarks.real_models bugs")
+
+    def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
+        costs = {key: _mean(wrong) - _mean(measured[CORRECT]) for key, wrong in measured.items() if key in ANGLES}
+        differences = {key: round(abs(cost - recorded[key]["cost"]), 6) for key, cost in costs.items()}
+        return {"largest difference": max(differences.values(), default=0.0), "differences": differences}
+
+    record = Record("bugs-again", [MODEL], anew=anew, folder=folder, summary=summary)
+    load = cache(partial(weights.load, MODEL))
+    for key in (CORRECT, *ANGLES):
+        record.measure(key, {"length": LENGTH}, partial(_losses, ANGLES.get(key), load))
+    record.write()
+    differences = summary(record.measured)["differences"]
     if unequal := {key: each for key, each in differences.items() if each > ROUNDED}:
         raise InputError(f"recorded costs differ from the second calculation: {unequal}", "find out which is wrong")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

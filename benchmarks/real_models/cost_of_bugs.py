@@ -263,12 +263,12 @@ def _measurements() -> Iterator[_Measurement]:
 
 def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
     """Measure every bug in every model that can have it."""
-    record = Record(PART, [*dict.fromkeys(step.model for step in PLAN)], anew=anew, folder=folder)
+    models = dict.fromkeys(step.model for step in PLAN)
+    record = Record(PART, [*models], anew=anew, folder=folder, summary=summary)
     load = lru_cache(maxsize=1)(_load)  # one model in memory
-    for _, group in itertools.groupby(_measurements(), key=lambda each: each.key.split("/")[:2]):
-        for model, key, settings, of in group:
-            record.measure(key, settings, lambda model=model, of=of: of(load(model)))
-        record.summarise(summary(record.measured))
+    for model, key, settings, of in _measurements():
+        record.measure(key, settings, lambda model=model, of=of: of(load(model)))
+    record.write()
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -331,10 +331,15 @@ def _pairs_kind(ours: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]
         return "not-rotated"
     if {*ours} < {*other}:
         return "pairs-not-rotated"
-    are_halves = [pairs == [(i, i + len(pairs)) for i in range(len(pairs))] for pairs in (ours, other)]
-    if len(ours) != len(other) or not any(are_halves):
-        return None
-    return "interleaved-as-half" if are_halves[0] else "half-as-interleaved"
+    half = len(other)
+    halves = [(i, i + half) for i in range(half)]
+    neighbours = [(2 * i, 2 * i + 1) for i in range(half)]
+    # Code of halves for weights of neighbours, whose dimensions have taken the places of halves.
+    mixed = sorted((i // 2 + half * (i % 2), (i + half) // 2 + half * ((i + half) % 2)) for i in range(half))
+    if [*other] == halves and [*ours] == neighbours:
+        return "half-as-interleaved"
+    is_mixed = [*other] == halves and sorted(ours) == mixed
+    return "interleaved-as-half" if is_mixed or ([*other] == neighbours and [*ours] == halves) else None
 
 
 def _frequency_kind(ours: Rotation, other: Rotation) -> str | None:

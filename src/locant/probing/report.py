@@ -26,7 +26,9 @@ FACTOR = 1e-5
 """Relative changes of a length up to this size do not count."""
 
 ROUNDED_TABLES = 2.0**-6
-"""Changes up to this size may come from cosines and sines in bfloat16: of lengths, of angles in radians, of scores."""
+"""Relative changes of lengths and of scores up to this size may come from cosines and sines in bfloat16."""
+ROUNDED_ANGLES = 2.0**-3
+"""Changes of angles up to this size, in radians at positions up to 61, may come from angles in bfloat16."""
 
 NEGLIGIBLE = 1e-2
 """Changes of an angle by a cast up to this size are ignored, in radians at positions up to 4,097."""
@@ -77,7 +79,14 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return descriptions of mistakes and risks, the most costly first."""
-        return tuple(map(str, self._findings()))
+        return tuple(text for _, text in self._described())
+
+    def _described(self) -> Iterator[tuple[Finding, str]]:
+        """Yield the findings in words. The cost of a mistake is stated once."""
+        kinds = set[str | None]()
+        for finding in self._findings():
+            yield finding, finding.text if finding.kind in kinds else str(finding)
+            kinds.add(finding.kind)
 
     def _findings(self) -> list[Finding]:
         costs = (*self.costs, *[None] * (len(self.differences) - len(self.costs)))
@@ -103,7 +112,7 @@ class Report:
         lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
         if self.encoding is not None:
             lines.append(f"The same as {self.encoding!r}, to {spell(self.agrees or 0, 2)} {self.compared}.")
-        found = (f"{'Warning' if finding.matters else 'Note'}: {finding}" for finding in self._findings())
+        found = (f"{'Warning' if finding.matters else 'Note'}: {text}" for finding, text in self._described())
         return "\n".join([*lines, *found])
 
 
@@ -299,11 +308,11 @@ class RotationReport(Report):
         Rounded cosines and sines change scores by as much at a large shift as at a small one. A rounded product of
         position and frequency changes them by more and more.
         """
-        if not side.blocks or max(side.change, side.bent) > ROUNDED_TABLES or side.change <= FACTOR:
+        if not side.blocks or not FACTOR < side.change <= ROUNDED_TABLES or side.bent > ROUNDED_ANGLES:
             return None
         far = max((moved for shift, moved in self.shifts.items() if shift <= 1000), default=0.0)
-        step = "float16" if max(side.change, side.bent, far) < ROUNDED_TABLES / 8 else "bfloat16"
-        return f"tables-{step}" if far <= ROUNDED_TABLES else f"product-{step}"
+        step = "float16" if side.change < ROUNDED_TABLES / 8 else "bfloat16"
+        return f"tables-{step}" if max(far, side.bent) <= ROUNDED_TABLES else f"product-{step}"
 
     def _times_counted(self) -> float:
         """Return the angle of the fastest pair at position 1, usually 1, or 1 if the rotation was expected."""
