@@ -7,6 +7,7 @@ the best. The first losses of some audits are computed a second time, by `transf
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,12 @@ def _audit(lie: Lie, length: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as temporary:
         lies.write(lie, weights.folder(lie.model), Path(temporary), weights.path(lie.model))
+        began = time.perf_counter()
         got = audit(temporary, length=length, windows=WINDOWS, on_step=on_step)
     kept = ("verdict", "sentence", "best", "within_noise", "dropped", "left_out")
+    seconds = round(time.perf_counter() - began, 1)
     losses = {name: round(loss, 5) for name, loss in got["losses"].items()}
-    return {key: got[key] for key in kept} | {"losses": losses, "unigram": round(got["unigram"], 5)}
+    return {key: got[key] for key in kept} | {"losses": losses, "unigram": round(got["unigram"], 5), "seconds": seconds}
 
 
 @torch.inference_mode()
@@ -75,27 +78,25 @@ def _by_transformers(lie: Lie, length: int) -> float:
 
 def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
     """Audit the truth and every lie."""
-    record = Record(PART, ["smollm2", "gemma3"], anew=anew, folder=folder)
-    try:
-        for name, lie in LIES.items():
-            for length in lie.lengths:
-                settings = {"truth": lie.truth, "length": length, "windows": WINDOWS}
-                audited = record.measure(f"{name}/{length}", settings, _measurement(_audit, lie, length))
-                if lie.truth != TRUTH and found(lie, audited) == FOUND:
-                    break
-        for name in CHECKED:
-            length = LIES[name].lengths[0]
-            settings = {"length": length, "windows": WINDOWS}
-            record.measure(f"check/{name}", settings, _measurement(_by_transformers, LIES[name], length))
-    finally:
-        record.summarise(summary(record.measured, record.times))
+    record = Record(PART, ["smollm2", "gemma3"], anew=anew, folder=folder, summary=summary)
+    for name, lie in LIES.items():
+        for length in lie.lengths:
+            settings = {"truth": lie.truth, "length": length, "windows": WINDOWS}
+            audited = record.measure(f"{name}/{length}", settings, _measurement(_audit, lie, length))
+            if lie.truth != TRUTH and found(lie, audited) == FOUND:
+                break
+    for name in CHECKED:
+        length = LIES[name].lengths[0]
+        settings = {"length": length, "windows": WINDOWS}
+        record.measure(f"check/{name}", settings, _measurement(_by_transformers, LIES[name], length))
+    record.write()
 
 
 def _measurement(function: Callable[[Lie, int], Any], lie: Lie, length: int) -> Callable[[], Any]:
     return lambda: function(lie, length)
 
 
-def summary(measured: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
+def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was found of each lie, at which length, and what the second calculation says."""
     rows = {}
     for name, lie in LIES.items():
@@ -109,7 +110,7 @@ def summary(measured: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[s
             "outcome": found(lie, last), "verdict": last["verdict"], "best": last["best"],
             "within_noise": last["within_noise"], "loss": own,
             "gain": round(own - last["losses"][last["best"]], 3),
-            "seconds": round(sum(seconds[f"{name}/{length}"] for length in at), 1),
+            "seconds": round(sum(each["seconds"] for each in at.values()), 1),
         }  # fmt: skip
     checks = {}
     for name in CHECKED:

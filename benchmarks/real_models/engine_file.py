@@ -205,12 +205,10 @@ def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
         import xllamacpp  # noqa: F401
     except ModuleNotFoundError as error:
         raise InputError(f"found no {error.name}", "pip install -e '.[dev]'") from error
-    record = Record(PART, ["smollm2", "gemma3"], packages=[ENGINE], anew=anew, folder=folder)
-    try:
-        for name, reading in READINGS.items():
-            record.measure(name, reading._asdict(), lambda reading=reading: _read(reading))
-    finally:
-        record.summarise(summary(record.measured))
+    record = Record(PART, ["smollm2", "gemma3"], packages=[ENGINE], anew=anew, folder=folder, summary=summary)
+    for name, reading in READINGS.items():
+        record.measure(name, reading._asdict(), lambda reading=reading: _read(reading))
+    record.write()
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,18 +201,23 @@ def _second(embed: Embedder) -> dict[str, Any]:
 
 def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
     """Measure the rows, the sentences and the long texts."""
-    record = Record(PART, [MODEL], packages=["sentence-transformers"], anew=anew, folder=folder)
+    record = Record(PART, [MODEL], packages=["sentence-transformers"], anew=anew, folder=folder, summary=summary)
     embed = Embedder(*weights.load(MODEL))
     embed.model.requires_grad_(False)
     record.measure("rows", {"shown": SHOWN, "map": EVERY}, lambda: rows_of_table(embed.table))
     record.measure("sentences", {"groups": GROUPS, "readings": READINGS}, lambda: _cosines(embed))
     record.measure("long texts", {"texts": LONG}, lambda: _longer(embed))
     record.measure("second calculation", {"groups": GROUPS}, lambda: _second(embed))
-    record.summarise(summary(record.measured))
+    record.write()
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows, the mean similarities for each reading, and the difference from the second calculation."""
+    """Return the rows, the mean similarities for each reading, and the difference from the second calculation.
+
+    The summary is empty until everything is measured.
+    """
+    if not {"rows", "sentences", "long texts", "second calculation"} <= measured.keys():
+        return {}
     sentences, rows, second = (measured[key] for key in ("sentences", "rows", "second calculation"))
     readings = {
         reading: {

@@ -24,6 +24,7 @@ from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.models_table import models_table
+from docs.generator.real_models import position_bugs
 from docs.generator.records import ROOT, benchmarks, engines, known_bugs
 from docs.generator.trained import page as trained_models
 from docs.generator.trained import pictures as pictures_of_trained_models
@@ -70,7 +71,8 @@ def pages() -> dict[str, str]:
         "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
-        "trained-models.md": trained_models(),
+        "position_bugs.txt": position_bugs(),
+        "trained_models.txt": trained_models(),
     }
 
 

@@ -17,19 +17,19 @@ from locant.figures.canvas import SIGNED, THEMES
 __all__ = ["audits", "draw_learned_rows", "engine_file", "learned_rows", "page", "pictures"]
 
 PICTURE = """\
-![Similarity of rows, their similarity by distance, and the spectrum](pictures/trained-minilm-light.svg){.only-light}
-![Similarity of rows, their similarity by distance, and the spectrum](pictures/trained-minilm-dark.svg){.only-dark}"""
+![Similarity of rows, their similarity by distance, and the spectrum](../reference/pictures/trained-minilm-light.svg){.only-light}
+![Similarity of rows, their similarity by distance, and the spectrum](../reference/pictures/trained-minilm-dark.svg){.only-dark}"""
 RESULTS = ROOT / "benchmarks" / "results" / "real_models"
 
 
 def page(folder: Path = RESULTS) -> str:
-    """The page with a section for each part that was measured, and a sentence for each other part."""
-    lines = ["---", "orphan: true", "---", "(trained-models)=", "# Trained models", ""]
+    """The part of the page with a section for each part that was measured, and a sentence for each other part."""
+    lines = list[str]()
     for part, (title, section) in SECTIONS.items():
         file = folder / f"{part}.json"
         lines += [f"## {title}", ""]
-        if file.is_file():
-            record = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if record.get("summary"):
             lines += [section(record["summary"]), "", _made(record), ""]
         else:
             lines += [f"Not measured yet: `make real PARTS={part}` measures it.", ""]

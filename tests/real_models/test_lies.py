@@ -128,7 +128,7 @@ def test_the_part_stops_at_the_length_that_shows_a_lie_and_goes_on_where_it_was(
         asked.append((lie.sentence, length))
         best = lie.truth if length >= lie.lengths[-1] else TRUTH
         losses = {TRUTH: 3.0, lie.truth: 2.5}
-        return {"best": best, "verdict": "another fits", "within_noise": [], "losses": losses, "sentence": ""}
+        return {"best": best, "verdict": "another fits", "within_noise": [], "losses": losses, "seconds": 1.0}
 
     monkeypatch.setattr(audits, "_audit", audit)
     monkeypatch.setattr(audits, "_by_transformers", lambda lie, length: 2.50001)
