@@ -20,7 +20,7 @@ __all__ = ["LIES", "Lie", "edit_gguf", "write"]
 Config = dict[str, Any]
 State = dict[str, Tensor]
 TRUTH = "the configuration"
-SHORT, USUAL, LONG = 128, 512, 1024
+SHORT, MIDDLE, USUAL, LONG = 128, 256, 512, 768
 """The numbers of tokens per window. What every window of a length hides is not looked for at this length."""
 
 
@@ -137,7 +137,7 @@ LIES: dict[str, Lie] = {
     "gguf-no-base": Lie(
         "smollm2", "a GGUF without `llama.rope.freq_base`", "base 100,000", gguf=("llama.rope.freq_base", None)
     ),
-    "gemma3-truth": Lie("gemma3", "nothing is changed", TRUTH, lengths=(SHORT, USUAL)),
+    "gemma3-truth": Lie("gemma3", "nothing is changed", TRUTH, lengths=(SHORT,)),
     "local-base": Lie(
         "gemma3", "base 1,000,000 in all layers", f"base 10,000 in {LOCAL} layers",
         _ropes(**{LOCAL: {"rope_theta": 1e6}}),
@@ -160,7 +160,7 @@ LIES: dict[str, Lie] = {
     "full-layers-none": Lie("gemma3", "a window in every layer", "full attention in layers 5, 11, ...", _types(0, 0)),
     "gguf-window-128": Lie(
         "gemma3", "a GGUF with `gemma3.attention.sliding_window` 128", "sliding window 512",
-        gguf=("gemma3.attention.sliding_window", 128), lengths=(USUAL,),
+        gguf=("gemma3.attention.sliding_window", 128), lengths=(MIDDLE,),
     ),
     "window-lost": Lie(
         "gemma3", "a window of 32,768, so no layer has one", "sliding window 512",

@@ -16,9 +16,10 @@ from locant.figures.canvas import SIGNED, THEMES
 
 __all__ = ["audits", "draw_learned_rows", "engine_file", "learned_rows", "page", "pictures"]
 
-PICTURE = """\
-![Similarity of rows, their similarity by distance, and the spectrum](../reference/pictures/trained-minilm-light.svg){.only-light}
-![Similarity of rows, their similarity by distance, and the spectrum](../reference/pictures/trained-minilm-dark.svg){.only-dark}"""
+PICTURE = "\n".join(
+    f"![Similarity of rows, and the spectrum](../reference/pictures/trained-minilm-{theme}.svg){{.only-{theme}}}"
+    for theme in THEMES
+)
 RESULTS = ROOT / "benchmarks" / "results" / "real_models"
 
 

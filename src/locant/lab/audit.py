@@ -5,7 +5,8 @@ model reads one text with each plausible interpretation of its positions, called
 window by window. At first, a reading differs from the configuration in one thing. If a reading clearly fits better, the
 search continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A reading is dropped once it is clearly worse than the best so far, but not before two windows were measured. It is
+A reading is dropped once it is clearly worse than the best so far, but not before two windows, or one window of 512
+tokens, were measured. It is
 clearly worse if the mean of the paired differences over parts of 32 tokens exceeds 0 by more than the margin of a 95 %
 interval by Student's t. The interval holds for all looks at all readings of one round at once (Bonferroni). The
 configuration and the readings near the best are always measured in full, and the verdict compares whole windows.
@@ -97,7 +98,7 @@ NOTHING_ELSE = "no positions that can be read in another way"
 LEAST = 0.0005
 """The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 FEWEST = 2
-"""The number of windows after which a reading may be dropped."""
+"""The number of windows after which a reading may be dropped. One is enough if it has `USUAL` tokens."""
 USUAL = 512
 """The number of tokens per window, unless the model states a smaller length."""
 PART = 32
@@ -544,7 +545,7 @@ class _Search:
                 self.done += 1
                 left = (self.most if best is None else max(usual, len(windows))) - len(windows) + waiting * usual
                 self.on_step(self.done, self.done + left, reading.name)
-                can_be_dropped = FEWEST <= len(windows) < self.most
+                can_be_dropped = len(windows) < self.most and (len(windows) >= FEWEST or len(window) >= USUAL)
                 if best is not None and can_be_dropped and _is_worse(np.array(windows), best, looks):
                     worse = float(np.mean(windows) - np.mean(best[: len(windows)]))
                     self.dropped[reading] = len(windows), float(np.mean(best)) + worse
