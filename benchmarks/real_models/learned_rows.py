@@ -234,7 +234,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     ]
     return {
         "rows": rows, "sentences": {name: group["own"] for name, group in sentences.items()}, "readings": readings,
-        "groups": len(sentences), "long texts": measured["long texts"], "check": _round(max(differences)),
+        "texts": GROUPS, "long texts": measured["long texts"], "check": _round(max(differences)),
     }  # fmt: skip
 
 

@@ -106,27 +106,35 @@ def learned_rows(summary: Mapping[str, Any]) -> str:
     near = ", ".join(f"{by}: {cosine:.2f}" for by, cosine in rows["similarity"].items())
     dimensions = ", ".join(f"{share} of the variance in {count}" for share, count in rows["dimensions"].items())
     said = (
-        f"The table has {rows['rows']} rows of {rows['width']} numbers. For {rows['nearest_is_neighbour']:.0%} of the "
+        f"The table has {rows['rows']} rows of {rows['width']} numbers. For {rows['nearest_is_neighbour']:.1%} of the "
         f"rows the most similar row is a neighbour. Mean similarity by distance: {near}. Dimensions: {dimensions}."
     )
     told = [
         said,
         "",
         *([PICTURE, ""] if "map" in rows else []),
+        (
+            f"With its own positions, the model finds a sentence with exchanged words nearer than one with nearly the "
+            f"same meaning in {len(summary['texts']) - summary['readings']['own']['order seen']} of "
+            f"{len(summary['texts'])} groups. Without rows, exchanged words give the same vector."
+        ),
+        "",
         _table(
             ("positions", "words exchanged", "same meaning", "to the own vector", "meaning is nearer"),
             (
                 [name, f"{each['exchanged']:.3f}", f"{each['same meaning']:.3f}", f"{each['own']:.3f}",
-                 f"{each['order seen']} of {summary['groups']}"]
+                 f"{each['order seen']} of {len(summary['texts'])}"]
                 for name, each in summary["readings"].items()
             ),
         ),
         "",
         _table(
-            ("sentence group", "words exchanged", "same meaning"),
+            ("sentence", "words exchanged", "cosine", "nearly the same meaning", "cosine"),
             (
-                [name, f"{each['exchanged']:.3f}", f"{each['same meaning']:.3f}"]
-                for name, each in summary["sentences"].items()
+                [one, other, f"{each['exchanged']:.3f}", same, f"{each['same meaning']:.3f}"]
+                for (one, other, same), each in zip(
+                    summary["texts"].values(), summary["sentences"].values(), strict=True
+                )
             ),
         ),
         "",

@@ -195,7 +195,12 @@ class _AnySubject(ABC):
     def __init__(self, own: Mapping[str | None, Rotary], has_slopes: bool, trained: Callable[[], int]) -> None:
         self.own, self.has_slopes, self.trained = own, has_slopes, trained
         self.layout = next((rotary.pairs.layout for rotary in own.values()), None)
-        self.aspects = {"slopes": tuple(TURNED)} if has_slopes else _by_layer_type(own) if own else {}
+        self.aspects: dict[str, tuple[Any, ...]] = {}
+        """The values to try of each field of a hypothesis."""
+        if has_slopes:
+            self.aspects = {"slopes": tuple(TURNED)}
+        elif own:
+            self.aspects = _by_layer_type(own)
 
     @abstractmethod
     def read_as(self, reading: Hypothesis) -> AbstractContextManager[object]:
@@ -252,9 +257,9 @@ class _Subject(_AnySubject):
         own = _with_both_types({kind: rotary for point in points for kind, rotary in point.own.items()}, self.config)
         super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
         self.length = USUAL
-        self.types = tuple(getattr(self.config, "layer_types", None) or ())
+        self.types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
         if own and getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True):
-            self.aspects = {**self.aspects, "window": WINDOWS}
+            self.aspects["window"] = WINDOWS
             if self.types and {*self.types} <= {FULL, SLIDING}:
                 self.aspects["full"] = PATTERNS
 
