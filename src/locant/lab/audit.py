@@ -257,7 +257,8 @@ class _Subject(_AnySubject):
         own = _with_both_types({kind: rotary for point in points for kind, rotary in point.own.items()}, self.config)
         super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
         self.length = USUAL
-        self.types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
+        types: Sequence[str] | None = getattr(self.config, "layer_types", None)
+        self.types = tuple(types or ())
         if own and getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True):
             self.aspects["window"] = WINDOWS
             if self.types and {*self.types} <= {FULL, SLIDING}:
