@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from docs.generator.markdown import picture
 from docs.generator.records import ROOT
 from locant.figures.canvas import SIGNED, THEMES
 
 __all__ = ["audits", "draw_learned_rows", "engine_file", "learned_rows", "page", "pictures"]
 
-PICTURE = "\n".join(
-    f"![Similarity of rows, and the spectrum](../reference/pictures/trained-minilm-{theme}.svg){{.only-{theme}}}"
-    for theme in THEMES
-)
 RESULTS = ROOT / "benchmarks" / "results" / "real_models"
 
 
@@ -112,7 +109,7 @@ def learned_rows(summary: Mapping[str, Any]) -> str:
     told = [
         said,
         "",
-        *([PICTURE, ""] if "map" in rows else []),
+        *([picture("trained-minilm", "Similarity of rows, by distance, and the spectrum"), ""] if "map" in rows else []),
         (
             f"With its own positions, the model finds a sentence with exchanged words nearer than one with nearly the "
             f"same meaning in {len(summary['texts']) - summary['readings']['own']['order seen']} of "
