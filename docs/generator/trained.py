@@ -109,7 +109,7 @@ def learned_rows(summary: Mapping[str, Any]) -> str:
     told = [
         said,
         "",
-        *([picture("trained-minilm", "Similarity of rows, by distance, and the spectrum"), ""] if "map" in rows else []),
+        *([picture("trained-minilm", "Similarity of rows, and the spectrum"), ""] if "map" in rows else []),
         (
             f"With its own positions, the model finds a sentence with exchanged words nearer than one with nearly the "
             f"same meaning in {len(summary['texts']) - summary['readings']['own']['order seen']} of "
