@@ -45,7 +45,7 @@ from transformers.models.llama import modeling_llama
 from locant.cli import main
 from locant.errors import InputError
 from locant.lab import audit as audit_file
-from locant.lab.audit import Hypothesis, _is_clear, _is_worse, _Search, _Subject, audit
+from locant.lab.audit import OWN, Hypothesis, _is_clear, _is_worse, _Search, _Subject, audit
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -394,3 +394,15 @@ def test_another_window_and_other_full_layers_are_read_as_a_model_of_this_config
                 read = model(ids).logits
             assert torch.equal(read, oracle(ids).logits), reading.name
             assert torch.equal(model(ids).logits, own), "the model is as it was"
+
+
+def test_windows_that_a_text_does_not_show_are_not_readings_of_their_own() -> None:
+    """The layers of this model differ in their window alone."""
+    config = AutoConfig.for_model("qwen2", **SIZES | WINDOWED["qwen2"], sliding_window=64, num_key_value_heads=1)
+    subject = _Subject(AutoModelForCausalLM.from_config(config))
+    for length, is_shown in ((64, False), (65, True)):
+        subject.length = length
+        own = repr(subject.computed(OWN))
+        for reading in (Hypothesis(window=0), Hypothesis(full=(1, 0))):
+            assert (repr(subject.computed(reading)) != own) is is_shown
+        assert repr(subject.computed(Hypothesis(full=(2, 0)))) == own, "its own layers"

@@ -230,8 +230,11 @@ class _AnySubject(ABC):
         ] or rotaries.values()  # fmt: skip
         return reading.layout or self.layout, reading.slopes, *layers
 
-    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int | None]]:
-        """Return the type and the sliding window of each layer. Empty if no layer can have a sliding window."""
+    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int]]:
+        """Return the type of each layer, and the number of tokens of a text that its window shows.
+
+        The result is empty if no layer can have a sliding window.
+        """
         return ()
 
 
@@ -271,12 +274,12 @@ class _Subject(_AnySubject):
         every, first = reading.full
         return tuple(FULL if every and layer % every == first else SLIDING for layer in range(len(self.types)))
 
-    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int | None]]:
+    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int]]:
         if "window" not in self.aspects:
             return ()
         window = self.config.sliding_window if reading.window is None else reading.window or self.length
         types = self.types_of_layers(reading) or (SLIDING,)
-        return [(kind, None if kind == FULL else min(window, self.length)) for kind in types]
+        return [(kind, self.length if kind == FULL else min(window, self.length)) for kind in types]
 
     @contextmanager
     def read_as(self, reading: Hypothesis) -> Generator[None]:
