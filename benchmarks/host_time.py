@@ -22,6 +22,7 @@ from torch import Tensor
 from locant import Positions, Rotary
 from locant.kernels.rotary import op
 from locant.kernels.rotary import triton as kernel
+from locant.kernels.rotary.choice import KernelChoice
 from tests.gpu_without_gpu import launcher
 
 __all__: list[str] = []
@@ -103,10 +104,10 @@ def main() -> None:
 def _nothing(*_: object) -> None: ...
 
 
-def _choose(*given: Any) -> op.KernelChoice:
+def _choose(*given: Any) -> KernelChoice:
     """As on a GPU, where this is asked in every call."""
     reason = kernel.unsupported(*given)
-    return op.KernelChoice("triton", "q is on a GPU") if reason is None else op.KernelChoice("reference", reason)
+    return KernelChoice("triton", "q is on a GPU") if reason is None else KernelChoice("reference", reason)
 
 
 if __name__ == "__main__":

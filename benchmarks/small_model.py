@@ -20,7 +20,7 @@ from locant.explore.models import (
     OF_ENCODINGS,
     VOCAB_SIZE,
     WEIGHTS,
-    encoding_of,
+    build_encoding,
     untrained_model,
 )
 from locant.lab.results import environment
@@ -37,7 +37,7 @@ def main(steps: int) -> None:
     tokenizer = Tokenizer.train(text, VOCAB_SIZE)
     training, held_out = split_off(tokenizer.encode(text), LENGTH)
     model = untrained_model("nope", VOCAB_SIZE)
-    encodings = torch.nn.ModuleDict({name: encoding_of(name) for name in ENCODINGS})
+    encodings = torch.nn.ModuleDict({name: build_encoding(name) for name in ENCODINGS})
     parameters = [*model.parameters(), *encodings.parameters()]
     optimizer = optimizer_of(parameters, HIGHEST)
     windows = Windows(training, LENGTH, stride=1)

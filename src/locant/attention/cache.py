@@ -80,7 +80,7 @@ class KVCache(Cache):
 
     @property
     def positions(self) -> Positions:
-        """Return the positions of the cached tokens."""
+        """The positions of the cached tokens."""
         return Positions.arange(0) if self._positions is None else self._positions
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
@@ -246,7 +246,7 @@ class StaticKVCache(FixedCache):
 
     @property
     def positions(self) -> Positions:
-        """Return the positions of all slots."""
+        """The positions of all slots."""
         return Positions(self._index, self._document, None, 0, self.max_index, read=TokenFeatures(None, self._read))
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:

@@ -86,17 +86,17 @@ class AttentionInputs:
 
     @property
     def num_scores(self) -> int:
-        """Return the number of scores, over all rows and heads."""
+        """The number of scores, over all rows and heads."""
         return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
 
     @property
     def is_grouped(self) -> bool:
-        """Return whether several query heads share a key head."""
+        """Whether several query heads share a key head."""
         return self.q.shape[1] != self.k.shape[1]
 
     @property
     def bias(self) -> ScoreBias | None:
-        """Return the encoding's bias on the scores. The encoding is called once."""
+        """The encoding's bias on the scores. The encoding is called once."""
         if self.encoding is None:
             return None
         memo = self._memo
@@ -134,17 +134,17 @@ class AttentionInputs:
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        """Return all tensors that the result depends on."""
+        """All tensors that the result depends on."""
         return self.q, self.k, self.v, *(() if self.bias is None else (x for x in self.bias.sources if x is not None))
 
     @property
     def needs_gradient(self) -> bool:
-        """Return whether ``backward`` may be called on the result."""
+        """Whether ``backward`` may be called on the result."""
         return torch.is_grad_enabled() and any(x.requires_grad or hides_gradient(x) for x in self.sources)
 
     @property
     def is_transformed(self) -> bool:
-        """Return whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
+        """Whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
         return is_differentiated(*self.sources)
 
     def without_padding(self) -> AttentionInputs:
@@ -172,7 +172,7 @@ class AttentionInputs:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
+        """Whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
 
         This depends on shapes and on which tensors need a gradient, so that compiled code does not read values.
         """

@@ -36,7 +36,7 @@ class Cache:
 
     @property
     def _keys_and_values(self) -> tuple[Tensor, ...]:
-        """Return the memory of keys and values, or an empty tuple before the first token."""
+        """The memory of keys and values, or an empty tuple before the first token."""
         raise NotImplementedError
 
     def _with_new_dimensions(self, store: Tensor, new: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class FixedCache(Cache):
 
     @property
     def _stores(self) -> list[Tensor]:
-        """Return all memory of tokens, in dtypes that torch can copy."""
+        """All memory of tokens, in dtypes that torch can copy."""
         read = () if self._read is None else (self._read,)
         return [as_bytes(store) for store in (*self._keys_and_values, self._index, self._document, *read)]
 

@@ -60,10 +60,10 @@ def exported(answer: Mapping[str, Any]) -> str:
 @cache
 def bundle(entry: str) -> str:
     """Return one module with this file of the page (as ``joined[entry]``), its imports and every screen."""
-    return joined((*(f"screens/{name}.js" for name in screens()), entry), modules())
+    return bundle_modules((*(f"screens/{name}.js" for name in screens()), entry), modules())
 
 
-def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
+def bundle_modules(paths: Iterable[str], sources: Mapping[str, str]) -> str:
     """Return one module with these files and their imports, each as ``joined[path]``."""
     parts: dict[str, str] = {}
 

@@ -51,7 +51,7 @@ class Layer(NamedTuple):
     """The bias added to the scores."""
 
 
-def encoding_of(name: str) -> PositionEncoding:
+def build_encoding(name: str) -> PositionEncoding:
     """Return the encoding with this name, for the sizes of this decoder."""
     return Candidate.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
 
@@ -60,7 +60,7 @@ def encoding_of(name: str) -> PositionEncoding:
 def untrained_model(name: str, vocab_size: int) -> Decoder:
     """Return a decoder with any encoding and the same random weights each time."""
     with seeded(0):
-        encoding = with_random_tables(encoding_of(name))
+        encoding = with_random_tables(build_encoding(name))
         return Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
 
 

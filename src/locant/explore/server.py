@@ -102,10 +102,10 @@ def application(session: Session, token: str) -> ASGIApp:
     handlers: Any = {LocantError: _refuse, ClientDisconnect: _give_up, Exception: _fail}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False  # it would redirect to an address without the token
-    return _guarded(inner, token)
+    return _reject_foreign_requests(inner, token)
 
 
-def _guarded(inner: ASGIApp, own_token: str) -> ASGIApp:
+def _reject_foreign_requests(inner: ASGIApp, own_token: str) -> ASGIApp:
     """Pass on only requests from this machine's own page, and remove the token from their paths."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:

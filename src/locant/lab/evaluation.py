@@ -57,7 +57,7 @@ from locant.lab.resume_state import preserve_random_state
 from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.models.config_values import integer_at
-from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
+from locant.models.lab_decoder import TRAIN_LENGTH, encoding_from_lab_config
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.spelling import dtype_name
@@ -143,7 +143,7 @@ def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:
     if not is_lab_folder(folder):
         return EvaluationSettings(**given)
     config = read_json(Path(folder) / CONFIG)
-    encoding, trained = encoding_of(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
+    encoding, trained = encoding_from_lab_config(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
     rows = getattr(encoding, "max_seq_len", None) or 4 * trained
     usual: dict[str, Any] = {
         "lengths": tuple(length for length in (trained // 2, trained, 2 * trained, 4 * trained) if 2 <= length <= rows),

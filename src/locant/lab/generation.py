@@ -39,7 +39,7 @@ from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.models.config_values import flag, integer_at, required
-from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
+from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_from_lab_config, is_lab_decoder
 from locant.positions import PositionEncoding
 from locant.positions.description import to_config
 from locant.swapping import swap
@@ -140,7 +140,7 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     headers = read_headers(path)
     try:
         with preserve_random_state(torch.device("cpu")):
-            encoding = encoding_of(config)
+            encoding = encoding_from_lab_config(config)
             model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
     except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
         cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]

@@ -83,17 +83,17 @@ class PositionOverride:
 
     @property
     def stretches(self) -> bool:
-        """Return whether this is a scaling of the model's own encoding."""
+        """Whether this is a scaling of the model's own encoding."""
         return self.name in STRETCHES
 
     @property
     def is_of_rotary(self) -> bool:
-        """Return whether this is built from the model's own rotary encoding."""
+        """Whether this is built from the model's own rotary encoding."""
         return self.stretches or self.name in BY_CLASS
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Return whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
+        """Whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
         return self.name in ("exact", *BY_CLASS)
 
     def stretched(self, trained: int) -> int:

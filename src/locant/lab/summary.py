@@ -61,7 +61,7 @@ class Row:
 
     @property
     def far_is_clear(self) -> bool:
-        """Return whether 0 lies outside the 95 % intervals of `far`, over stretches and over several seeds."""
+        """Whether 0 lies outside the 95 % intervals of `far`, over stretches and over several seeds."""
         if self.far is None:
             return False
         fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))

@@ -28,7 +28,7 @@ def is_lab_decoder(config: object) -> bool:
     return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 
 
-def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncoding:
+def encoding_from_lab_config(config: Config, layer_type: str | None = None) -> PositionEncoding:
     """Return the untrained encoding of such a configuration, which all layers share.
 
     Raises:
@@ -54,7 +54,7 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
 
 
 ROW = Architecture(
-    encoding=encoding_of,
+    encoding=encoding_from_lab_config,
     attribute_map={
         "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
         "max_position_embeddings": TRAIN_LENGTH,

@@ -315,7 +315,7 @@ def _select_heads(encoding: PositionEncoding | None, num_heads: int, part: slice
     if encoding is None or not isinstance(heads, Heads):
         return encoding
     first = 0 if len(heads) == num_heads else part.start
-    has_part = heads.mine.step != 1 or (heads.mine.start - first) % num_heads == 0
+    has_part = heads.indices.step != 1 or (heads.indices.start - first) % num_heads == 0
     if heads.num_heads < num_heads or len(heads) not in (num_heads, count) or not has_part:
         got = f"got {type(encoding).__name__}({heads}) for heads {part.start} to {part.stop - 1} of {num_heads}"
         remedy = f"head_slice=locant.parallel.head_slice({num_heads}, group=group)"

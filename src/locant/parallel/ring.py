@@ -78,7 +78,7 @@ class Call:
 
     @property
     def learned(self) -> list[Tensor]:
-        """Return parameters and features that need a gradient. Every rank has the features of all keys."""
+        """Parameters and features that need a gradient. Every rank has the features of all keys."""
         encoding, read = self.options["encoding"], (self.positions.read.of_query, self.all_positions.read.of_key)
         parameters = () if encoding is None else encoding.parameters()
         return [x for x in (*read, *parameters) if x is not None and x.requires_grad]

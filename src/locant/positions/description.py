@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from locant.positions.base import PositionEncoding
-from locant.positions.registry import encoding as encoding_of
+from locant.positions.registry import encoding as encoding_by_name
 from locant.positions.registry import name_of_class
 from locant.positions.scaling import KINDS, Scaling, Unscaled
 
@@ -50,7 +50,7 @@ def from_config(description: Mapping[str, Any]) -> PositionEncoding:
     if isinstance(options.get("scaling"), Mapping):
         scaling = dict(options["scaling"])
         options["scaling"] = KINDS[scaling.pop("kind")](**scaling)
-    return encoding_of(description["name"], **options)
+    return encoding_by_name(description["name"], **options)
 
 
 def _to_json(value: Any) -> Any:

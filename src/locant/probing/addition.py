@@ -22,7 +22,7 @@ from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.costs import Finding
 from locant.probing.report import Report
-from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, fit_frequencies, wrapped
+from locant.probing.rotation import NEAR, Block, Rotation, find_encoding, fit_frequencies, wrap_angle
 from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
 from locant.probing.table_calls import WIDTHS
 from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures, arguments_of
@@ -73,7 +73,7 @@ class AdditionReport(Report):
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """What was compared with the encoding, in words."""
         return f"at positions up to {self.far:,}"
 
     def _facts(self) -> Iterator[str]:
@@ -303,7 +303,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
         scale = float(parts.square().sum(1).sqrt().median())
         for first, sine, cosine in orders:
             angles = torch.atan2(parts[:, sine], parts[:, cosine])
-            frequencies, bent = fit_frequencies(wrapped(angles), steps, 1)
+            frequencies, bent = fit_frequencies(wrap_angle(angles), steps, 1)
             speeds, offsets = frequencies[:, 0].tolist(), angles[0].tolist()
             half = width // 2
             blocks = tuple(
@@ -313,7 +313,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
             rotation = Rotation(
                 blocks=blocks, mixed=2, factor=1.0, change=0.0, bent=bent, order=None, num_heads=None, same_heads=True,
             )  # fmt: skip
-            ladder = encoding_of(rotation, width, 1) if min(speeds) > 0 else None
+            ladder = find_encoding(rotation, width, 1) if min(speeds) > 0 else None
             begin = rotation.begin
             if not isinstance(ladder, Rotary) or not isinstance(ladder.scaling, Unscaled) or begin is None:
                 continue

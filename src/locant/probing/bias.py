@@ -74,7 +74,7 @@ class BiasReport(Report):
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """What was compared with the encoding, in words."""
         return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
 
     def _facts(self) -> Iterator[str]:
@@ -285,7 +285,7 @@ class _Buckets(NamedTuple):
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """Return a sort key that is smallest for the usual settings, 128 tokens and a power of two."""
+        """A sort key that is smallest for the usual settings, 128 tokens and a power of two."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 

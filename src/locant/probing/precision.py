@@ -22,7 +22,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
-from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
+from locant.probing.rotation import NEAR, Rotation, is_recognised, wrap_angle
 from locant.probing.subject import Subject, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, HEADS
 
@@ -156,7 +156,7 @@ def _errors(
                     ended, queue = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
                 break
-        errors[place] = float(wrapped(angles - truth).abs().max())
+        errors[place] = float(wrap_angle(angles - truth).abs().max())
         rows.append(angles)
         if sizes.largest > max(MOST_ELEMENTS // 16, before):  # the next tensor would be 16 times as large
             break
@@ -188,7 +188,7 @@ def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> fl
         angles, truth = _angle_reader(rotation, encoding, subject, torch.float32)(index)
     except CALL_ERRORS:
         return None
-    return float(wrapped(angles - truth).abs().max())
+    return float(wrap_angle(angles - truth).abs().max())
 
 
 def _angle_reader(
@@ -226,7 +226,7 @@ def _uneven(
     An angle may have a relative error of `share`.
     """
     for place, row in zip(index.tolist(), angles, strict=True):
-        apart = wrapped(row - place * frequencies)
+        apart = wrap_angle(row - place * frequencies)
         if bool((apart.abs() > READ_OFF * (1 + place / farthest) + share * place * frequencies.abs()).any()):
             return place, float(apart.abs().max())
         if place > farthest:
@@ -248,7 +248,7 @@ def _rounding(
     begin = rotation.begin
     if begin and begin.is_integer():
         index, angles = index + int(begin), angles + _offsets(rotation)
-    exact = wrapped(index[:, None].double() * frequencies - angles).abs()
+    exact = wrap_angle(index[:, None].double() * frequencies - angles).abs()
     if float(exact.max()) <= within:
         return EXACT
     ends = [torch.full_like(frequencies, end).float() for end in (torch.inf, -torch.inf)]
@@ -260,7 +260,7 @@ def _rounding(
             wide = torch.promote_types(index_dtype, frequency_dtype)
             product = index[:, None].to(index_dtype).to(wide) * speeds.to(frequency_dtype).to(wide)
             product = product.to(product_dtype)
-            apart = wrapped(product.double() - angles).abs().amax(1)
+            apart = wrap_angle(product.double() - angles).abs().amax(1)
             if float(apart.amin(0).max()) <= (within if name in UNHARMED else allowed):
                 return name
         if allowed == within:
@@ -271,7 +271,7 @@ def _rounding(
             for length in (2**power for power in range(6, 21)):
                 restarted = (index % length)[:, None].double() * frequencies
                 allowance = within + FEW_ROUNDINGS * restarted.abs()
-                if length < int(index[-1]) and bool((wrapped(restarted - angles).abs() <= allowance).all()):
+                if length < int(index[-1]) and bool((wrap_angle(restarted - angles).abs() <= allowance).all()):
                     return RESTARTS.format(length)
     return None
 

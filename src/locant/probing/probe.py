@@ -39,7 +39,7 @@ from locant.probing.bias import bias_report
 from locant.probing.norm import NormReport, weights_of, without_norm
 from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
-from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
+from locant.probing.rotation import EVEN, NEAR, Rotation, find_encoding, odd_pairs, rotations
 from locant.probing.subject import Subject, find_subject, name_of, refuse
 from locant.probing.token_calls import CALL_ERRORS, HEADS, Failures
 from locant.spelling import spell
@@ -149,7 +149,7 @@ def probe(
                     target, expected, head_dim, failures
                 )
         elif lab_decoder.is_lab_decoder(target):
-            encoding = lab_decoder.encoding_of(target)
+            encoding = lab_decoder.encoding_from_lab_config(target)
             if encoding.state_dict():
                 got = f"got the configuration of a model of locant train, whose {name_of(encoding)} has weights"
                 raise InputError(got, "pass the path of its folder")
@@ -210,7 +210,7 @@ def _probe_rotation(
         Arrangement.with_keys, [arrangement_of(side.fresh_copy()) for side in subject.sides()]
     )
     reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
-    names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
+    names = [find_encoding(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
     truth = None if differences else expected
     sides = zip(reach.sides(), (q, k), (names[0], names[-1]), strict=False)
     precisions = [precision_of(*side, truth) for side in sides]

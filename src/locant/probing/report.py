@@ -67,12 +67,12 @@ class Report:
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """What was compared with the encoding, in words."""
         return f"on random tokens at positions up to {NEAR[-1]}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return descriptions of mistakes and risks, the most costly first."""
+        """Descriptions of mistakes and risks, the most costly first."""
         return tuple(map(str, self._findings()))
 
     def _findings(self) -> list[Finding]:
@@ -149,18 +149,18 @@ class RotationReport(Report):
 
     @property
     def moves(self) -> bool:
-        """Return whether positions have any effect."""
+        """Whether positions have any effect."""
         return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
-        """Return whether both members of every pair have the same angle, in queries and in keys."""
+        """Whether both members of every pair have the same angle, in queries and in keys."""
         blocks = (*self.queries.blocks, *self.keys.blocks)
         return bool(blocks) and all(block.is_rotation for block in blocks)
 
     @property
     def layout(self) -> str | None:
-        """Return ``"half"``, ``"interleaved"`` or ``"of its own"``, or ``None`` if there are no pairs."""
+        """The layout: ``"half"``, ``"interleaved"``, ``"of its own"``, or ``None`` if there are no pairs."""
         dims = [block.dims for block in self.queries.blocks]
         count = len(dims)
         if dims == [(i, i + count) for i in range(count)]:
@@ -169,12 +169,12 @@ class RotationReport(Report):
 
     @property
     def reversed(self) -> bool:
-        """Return whether every pair is rotated from its second dimension towards its first."""
+        """Whether every pair is rotated from its second dimension towards its first."""
         return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
 
     @property
     def reciprocal(self) -> bool:
-        """Return whether keys shrink as queries grow, as with xPos."""
+        """Whether keys shrink as queries grow, as with xPos."""
         near = [move for shift, move in self.shifts.items() if shift <= 1000]
         grows = self.queries is not self.keys and self.queries.change > FACTOR
         return grows and bool(near) and max(near) < DEPENDS

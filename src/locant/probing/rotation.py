@@ -9,7 +9,7 @@ The fit has five steps, and each step takes the result of the previous step:
 3. `_fit_blocks` reads two angles from each block, one for each row. A block is a rotation times a factor if both angles
    are equal and both singular values equal that factor. Other checks are not needed.
 4. `fit_frequencies` unwraps the angles, which are known up to full turns, to radians per position.
-5. `encoding_of` finds the base and the scaling whose formula gives these frequencies.
+5. `find_encoding` finds the base and the scaling whose formula gives these frequencies.
 
 Positions up to 61 suffice, because no angle of a usual frequency has made enough turns for rounding to matter.
 """
@@ -65,12 +65,12 @@ class Block:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Return the axes that rotate the pair."""
+        """The axes that rotate the pair."""
         return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > NOTHING)
 
     @property
     def is_rotation(self) -> bool:
-        """Return whether both members have the same angle."""
+        """Whether both members have the same angle."""
         return _near(self.frequencies, self.of_second, 1e-4, NOTHING)
 
 
@@ -104,7 +104,7 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """Return the position whose angles position 0 has, or ``None`` if there is no such position.
+        """The position whose angles position 0 has, or ``None`` if there is no such position.
 
         The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so it
         gives `begin` roughly. Each faster pair corrects it, as later positions do in `fit_frequencies`.
@@ -244,17 +244,17 @@ def fit_frequencies(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Te
         angles: one row for position 0, then a row for each step on the first axis, on the second, and so on.
     """
     frequencies, bent = [], 0.0
-    for turns in wrapped(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
+    for turns in wrap_angle(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
         frequency = turns[0] / steps[0]
         for step, angle in zip(steps, turns, strict=True):
-            frequency = frequency + wrapped(angle - step * frequency) / step
-        difference = wrapped(turns - torch.tensor(steps, dtype=torch.float64)[:, None] * frequency)
+            frequency = frequency + wrap_angle(angle - step * frequency) / step
+        difference = wrap_angle(turns - torch.tensor(steps, dtype=torch.float64)[:, None] * frequency)
         bent = max(bent, float(difference.abs().max()))
         frequencies.append(frequency)
     return torch.stack(frequencies, -1), bent
 
 
-def wrapped(angle: Tensor) -> Tensor:
+def wrap_angle(angle: Tensor) -> Tensor:
     """Return the angle from -pi to pi."""
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
@@ -266,7 +266,7 @@ LENGTHS = tuple(2**power for power in range(8, 21))
 """The trained lengths to try."""
 
 
-def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
+def find_encoding(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     """Return the rotary encoding with these pairs and frequencies, or ``None`` if there is none."""
     blocks = rotation.blocks
     if not blocks or rotation.bent > EVEN or not all(block.is_rotation and len(block.axes) == 1 for block in blocks):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32
 from locant.attention import attend
-from locant.attention.choice import SMALL
+from locant.attention.choice import FAST_MATRIX_SCORES
 from locant.errors import LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
@@ -172,7 +172,7 @@ def _matrix_free_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None
 ) -> T5BiasWithoutTable | None:
     """Return the model's own bias if it costs less without a matrix, or ``None``."""
-    if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
+    if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < FAST_MATRIX_SCORES:
         return None
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
         return None  # a graph cannot be made from another table, and gradients need the matrix of the model's own code

@@ -99,12 +99,12 @@ class _Rows:
         """Return the output and the log-sum-exp over the keys of a block."""
         block_k, block_v = (self.select(x, block.keys) for x in (k, v))
         if block.far:
-            query_bias, key_bias = block.bias.of_heads(self.heads).of_far()
+            query_bias, key_bias = block.bias.select_heads(self.heads).far_terms()
             row = None if key_bias is None else key_bias[:, :, None].to(self.q.dtype).expand(*self.q.shape[:3], -1)
             width = max(self.q.shape[-1], v.shape[-1])
             y, lse = FLASH(*(_pad_width(x, width) for x in (self.q, block_k, block_v)), attn_mask=row, scale=1.0)
             return y[..., : v.shape[-1]], lse if query_bias is None else lse + query_bias
-        scores, _ = self.scores(block_k, block.bias.of_heads(self.heads).dense())
+        scores, _ = self.scores(block_k, block.bias.select_heads(self.heads).dense())
         if block.hidden is not None:
             scores.masked_fill_(block.hidden, HIDDEN)
         weights = torch.softmax(scores, -1)
@@ -220,7 +220,7 @@ class _BlockwiseAttention(torch.autograd.Function):
                 mean = (mean if grad_lse is None else mean - grad_lse[index])[..., None]
                 for block in blocks:
                     block_k, block_v = part.select(k, block.keys), part.select(v, block.keys)
-                    part_bias = block.bias.of_heads(part.heads)
+                    part_bias = block.bias.select_heads(part.heads)
                     pairs = zip(part_bias.tensors, needs_grad, strict=True)
                     leaves = [x if x is None else x.detach().requires_grad_(needed) for x, needed in pairs]
                     with torch.enable_grad():
@@ -232,7 +232,7 @@ class _BlockwiseAttention(torch.autograd.Function):
                     grad_v[:, :, block.keys].index_add_(1, part.shared, weights.mT @ grad[index])
                     grad_scores = (grad[index] @ block_v.mT).sub_(mean).mul_(weights)
                     if bias.requires_grad:
-                        totals = gradient.of_heads(part.heads).tile(part.rows, block.keys).tensors
+                        totals = gradient.select_heads(part.heads).tile(part.rows, block.keys).tensors
                         _add_gradients(totals, leaves, bias, grad_scores)
                     if bounded is not None:
                         grad_scores.addcmul_(grad_scores, bounded.square_(), value=-1)

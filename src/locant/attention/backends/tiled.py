@@ -73,7 +73,7 @@ def choose_method(inputs: AttentionInputs) -> Method:
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
     if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
         return Method("table", "there is one query, so each distance occurs once")
-    has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
+    has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.cost_grows_with_heads
     can_use_blocks = on_cpu and has_blocks and inputs.q.shape[2] >= MIN_ROWS
     if can_use_blocks and not (torch.compiler.is_compiling() or is_mapping()):
         return Method("blocks", "mask and bias are computed for a block of queries and keys at a time")

@@ -237,7 +237,7 @@ def _axes_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
 def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
     """Yield what was not checked, and why."""
     facts = batch.facts
-    if facts.absolute is None and counts_padding(batch):
+    if facts.adds_positions is None and counts_padding(batch):
         why = f"{facts.name} may be one ({facts.doubt})" if facts.doubt else "give the model"
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_from_batch(batch)

@@ -144,12 +144,12 @@ def mixing_findings(batch: Batch) -> Iterator[Finding]:
     if facts.reads_seq_idx is not None:
         if not (facts.reads_seq_idx and "seq_idx" in tensors):
             state = f"{wrong} carries a state from token to token: {leak}"
-            yield Finding("documents", state, facts.separation, *place)
+            yield Finding("documents", state, facts.mixing_remedy, *place)
     elif batch.visible is None and facts.finds_documents is False:
         if batch.has_boundaries and facts.attention not in ("sdpa", "eager"):
             return  # FlashAttention reads the lengths
         why = "looks for no documents in ids" if facts.takes_ids else "takes no position_ids"
-        yield Finding("documents", f"{wrong} {why}: {leak}", facts.separation, *place)
+        yield Finding("documents", f"{wrong} {why}: {leak}", facts.mixing_remedy, *place)
 
 
 def label_findings(batch: Batch) -> Iterator[Finding]:

@@ -76,7 +76,7 @@ class Batch:
 
     @property
     def has_padding_mask(self) -> bool:
-        """Return whether there is a mask of two axes."""
+        """Whether there is a mask of two axes."""
         return self.has_mask and self.visible is None
 
     @property

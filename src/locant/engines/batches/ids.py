@@ -40,7 +40,7 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
     index = batch.index
     if index is None:
         rows, tokens = batch.shape
-        most = facts.longest
+        most = facts.num_ids
         if most is not None and rows and facts.counting == "slots" and tokens > most - facts.first_id:
             limit = "has a table for" if facts.has_table else "is made for"
             wrong = f"rows have {tokens:,} tokens, and {facts.name} {limit} {most - facts.first_id:,}"
@@ -55,11 +55,11 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
         if facts.first_id:
             wrong += f", and the first id of {facts.name} is {low}"
         yield Finding("ids", wrong, f"count the tokens of each document from {low}", row, token)
-    most = EXACT_IDS if facts.longest is None else facts.longest
+    most = EXACT_IDS if facts.num_ids is None else facts.num_ids
     if (place := place_of((flat >= most).any(-1) & real)) is not None:
         row, token = place
         got = f"position_ids are {int(flat[row, token].max()):,} {at(row, token)}"
-        owner = f"{facts.name} has ids up to {most - 1}" if facts.longest else "float32 counts up to 2**24"
+        owner = f"{facts.name} has ids up to {most - 1}" if facts.num_ids else "float32 counts up to 2**24"
         yield Finding("ids", f"{got}, and {owner}", "count the tokens of each document from 0", row, token)
 
 
@@ -136,7 +136,7 @@ def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
     facts = batch.facts
     remedy = "leave attention_mask out" if batch.real.all() else "leave out the padding, and attention_mask with it"
     if facts.finds_documents is False or facts.reads_seq_idx is not None:
-        remedy = facts.separation
+        remedy = facts.mixing_remedy
     yield Finding("documents", wrong, remedy, row, token)
 
 
@@ -188,7 +188,7 @@ def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
 def padding_findings(batch: Batch) -> Iterator[Finding]:
     """Find ids that count padding or other documents, if the model depends on more than distances."""
     facts = batch.facts
-    if not facts.absolute or (batch.text is None and (batch.index is not None or facts.counting != "slots")):
+    if not facts.adds_positions or (batch.text is None and (batch.index is not None or facts.counting != "slots")):
         return
     slots = torch.arange(batch.shape[1]).expand(batch.shape)
     text = slots + facts.first_id if batch.text is None else batch.text

@@ -15,7 +15,7 @@ from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_
 from locant.engines.batches.model import ModelFacts
 from locant.spelling import dtype_name
 
-HIDES = -100.0
+MAX_HIDING_VALUE = -100.0
 """The largest value of an additive mask that hides a token. The token's attention weight is then below 1e-43."""
 
 
@@ -25,15 +25,15 @@ def read_mask(mask: Tensor) -> tuple[Bool[Tensor, "rows tokens"], Bool[Tensor, "
         return ((mask == 0) if _is_additive(mask) else (mask > 0)), None
     visible = (mask == 0) if _is_additive(mask) else (mask > 0)
     visible = visible.any(1)
-    return _real_of(visible), visible
+    return _find_real_tokens(visible), visible
 
 
 def _is_additive(mask: Tensor) -> bool:
     """Return whether 0 in the mask shows a token and a large negative number hides it."""
-    return mask.is_floating_point() and bool((mask <= HIDES).any())
+    return mask.is_floating_point() and bool((mask <= MAX_HIDING_VALUE).any())
 
 
-def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows tokens"]:
+def _find_real_tokens(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows tokens"]:
     """Return whether each token is real.
 
     A padding token does not see itself, or it sees all tokens and only padding sees it. Masks have the second form
@@ -91,7 +91,7 @@ def _check_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
         wrong = f"attention_mask of four axes is of {dtype_name(mask.dtype)}: attention raises an error, or adds it"
         yield Finding("mask", wrong, remedy)
         return
-    other = (mask != 0) & (mask > HIDES)
+    other = (mask != 0) & (mask > MAX_HIDING_VALUE)
     if (place := place_of(other)) is not None:
         row, head, query, key = place
         number = mask[row, head, query, key].item()

@@ -76,7 +76,7 @@ class Kerple(DistanceBias):
         }
 
     def of_distance(self, distance: Tensor, head: Tensor, *, r1: Tensor, r2: Tensor) -> Tensor:
-        index = self.heads.here(head)
+        index = self.heads.to_local(head)
         r1, r2, far = r1[index], r2[index], distance.abs().to(r1.dtype)
         if self.kind == "log":
             return -r1 * torch.log1p(r2 * far)

@@ -109,7 +109,7 @@ class Tally:
 
 
 @contextmanager
-def opened(source: Source) -> Generator[IO[bytes]]:
+def open_source(source: Source) -> Generator[IO[bytes]]:
     """Open the file of a source. It can be read from any place."""
     try:
         file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; only errors of opening become InputError

@@ -21,7 +21,7 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.extras import require
-from locant.text.prepare.byte_ranges import BLOCK, Compression, Source, Tally, opened
+from locant.text.prepare.byte_ranges import BLOCK, Compression, Source, Tally, open_source
 from locant.text.reading import Readable
 
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
@@ -36,7 +36,7 @@ MOST_DAMAGED = 2**26
 def require_undamaged(source: Source) -> None:
     """Raise `InputError` if a compressed file is damaged within the first `MOST_DAMAGED` bytes of its content."""
     size = 0
-    with opened(source) as file, decompressed(file, source, Tally()) as stream:
+    with open_source(source) as file, decompressed(file, source, Tally()) as stream:
         while size < MOST_DAMAGED and (data := stream.read(BLOCK)):
             size += len(data)
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from locant.errors import InputError, Remedy
 from locant.files import FaultError
-from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, opened
+from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, open_source
 from locant.text.prepare.compression import TOOLS
 from locant.text.prepare.separators import split_texts
 from locant.text.prepare.text_encodings import is_clean
@@ -103,7 +103,7 @@ def _lines_before(byte_range: ByteRange, place: int) -> int:
     """Return the number of lines before `place`, or 0 if the range begins the file, as for compressed files."""
     if not byte_range.start:
         return 0
-    with opened(byte_range.source) as file:
+    with open_source(byte_range.source) as file:
         count = 0
         while place > 0 and (data := file.read(min(BLOCK, place))):
             count += data.count(b"\n")

@@ -27,7 +27,7 @@ import numpy as np
 
 from locant.errors import InputError, Remedy
 from locant.files import flush, read_json, write_whole
-from locant.text.prepare.byte_ranges import ByteRange, Source, Tally, opened, range_blocks
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally, open_source, range_blocks
 from locant.text.prepare.plan import (
     FOLDER,
     LOCK,
@@ -198,7 +198,7 @@ def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iter
     except InputError:
         _require_unchanged(source)
         tally.skipped += start == 0  # the other ranges of the file do not count it again
-        with opened(source) as file:
+        with open_source(source) as file:
             for _ in range_blocks(file, byte_range, tally, start):
                 pass
         return

@@ -393,7 +393,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     documents = sample.all_documents(request.sources)
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:
-        tokens = round(tokens / sample.size * sample.unpacked / sample.read * request.total_bytes)
+        tokens = round(tokens / sample.size * sample.bytes_unpacked / sample.bytes_read * request.total_bytes)
     around = (request.end_of_text(tokenizer), request.options.get("begin_of_text"))
     tokens += documents * sum(number is not None for number in around)
     return Estimate(

@@ -27,7 +27,7 @@ from typing import Any
 from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.files import NewFile
-from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, opened
+from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, open_source
 from locant.text.prepare.compression import COMPRESSIONS, TOOLS, decompressed, require_arrow, require_undamaged
 from locant.text.prepare.text_encodings import (
     SNIFFED,
@@ -266,7 +266,7 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
 def _beginning(source: Source, size: int) -> bytes:
     """Return the first `size` bytes of the decompressed content of a file, or all if it is shorter."""
     data = b""
-    with opened(source) as file, decompressed(file, source, Tally()) as stream:
+    with open_source(source) as file, decompressed(file, source, Tally()) as stream:
         while len(data) < size and (more := stream.read(size - len(data))):
             data += more
     return data
