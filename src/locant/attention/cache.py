@@ -37,7 +37,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 
 class KVCache(Cache):
@@ -256,8 +256,8 @@ class StaticKVCache(FixedCache):
         number of tokens. There torch's kernel stops at the first slot out of bounds.
         """
         self._require_tokens(k, v, positions)
-        if k.shape[2] > self.max_len or (readable(self._length) and len(self) + k.shape[2] > self.max_len):
-            tokens = f"{len(self)} and {k.shape[2]} more" if readable(self._length) else str(k.shape[2])
+        if k.shape[2] > self.max_len or (host_can_read(self._length) and len(self) + k.shape[2] > self.max_len):
+            tokens = f"{len(self)} and {k.shape[2]} more" if host_can_read(self._length) else str(k.shape[2])
             got = f"got {tokens} tokens for a cache of max_len={self.max_len}"
             raise RangeError(got, "use a larger max_len, or call clear()")
         slots = self._length + torch.arange(k.shape[2], device=k.device)

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from locant.kernels.transforms import is_dispatch_mode_active
 from locant.positions import Positions
 from locant.positions.documents import PADDING
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 BLOCK = 128
 """Tokens in a block of queries or keys: FlexAttention's default."""
@@ -108,7 +108,7 @@ class AttentionMask:
             end = keys.start + keys.seq_len
             first = max(queries.start, end)  # the first query that is not a key
             return first < queries.start + queries.seq_len and (window is None or first - end + 1 < window)
-        if not (readable(queries.index) and readable(keys.index)):
+        if not (host_can_read(queries.index) and host_can_read(keys.index)):
             return False
         rows = max(queries.batch, keys.batch)
         query_ids, document = _token_ids(queries).expand(rows, -1), queries.document.expand(rows, -1)
@@ -152,7 +152,7 @@ class AttentionMask:
         if self.offset is not None:
             first, last = self.distance_bounds(self.offset)
             low, high = keys - 1 - last, keys - 1 - first + self.queries.seq_len
-        elif readable(self.queries.index):
+        elif host_can_read(self.queries.index):
             allowed = self.queries.mask(self.keys, causal=self.causal, window=self.window)
             slots = allowed.any(0).any(1).flatten().nonzero()
             low, high = (int(slots[0]), int(slots[-1]) + 1) if len(slots) else (0, 0)
@@ -242,7 +242,7 @@ class AttentionMask:
         [[Segment(length=200, is_document=True), Segment(length=300, is_document=True)]]
         """
         positions = self.queries
-        can_read = readable(positions.index) and bool(positions.index.numel())
+        can_read = host_can_read(positions.index) and bool(positions.index.numel())
         if self.k_positions is not None or positions.order_or_none is not None or not can_read:
             return None
         index, document = positions.index, positions.document

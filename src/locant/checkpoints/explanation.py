@@ -162,12 +162,12 @@ def _layers(
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
     """Build an encoding on the meta device. If ``rope_interleave`` names a layout, the encoding has this layout."""
-    with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
+    with torch.device("meta"), _SkipInitialization(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialization(TorchFunctionMode):
     """Skips the initialization of tables, because random numbers on the meta device make torch load its compiler.
 
     It does not use `Weightless`, under which an architecture without a row could not be measured.

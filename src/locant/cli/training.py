@@ -156,12 +156,12 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     model.safetensors, config.json and tokenizer.json. explain, neighbours, probe, audit, evaluate and embed also accept
     it.
     """
-    from locant.lab.candidate import unscaled
+    from locant.lab.candidate import parse_without_scaling
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
 
     text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
-    encoding = unscaled(encoding).name
+    encoding = parse_without_scaling(encoding).name
     with progress_bar("step") as progress:
         facts = train_files(files, encoding, chosen, folder=output, force=force, on_step=progress, **text)
     steps = f"{len(facts['losses']):,} steps, loss {facts['losses'][-1]:.3f}"

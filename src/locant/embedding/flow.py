@@ -20,7 +20,7 @@ from locant.embedding.input import InputEmbedding
 from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
-from locant.files import replacing, require_apart
+from locant.files import replace_file, require_apart
 from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.base import ModelShape
@@ -191,7 +191,7 @@ def save_vectors(embedded: Embedded, path: Path | str) -> None:
     """Write ids, targets, positions and embeddings atomically, with the facts as metadata."""
     require_vectors_place(path, embedded.flow.model)
     facts = {name: json.dumps(value) for name, value in embedded.flow.to_dict().items() if name != "first"}
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         try:
             save_file(vars(embedded.vectors), temporary, metadata=facts)
         except SafetensorError as error:

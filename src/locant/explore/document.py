@@ -47,12 +47,12 @@ def _colors(theme: Theme, **more: str) -> str:
     return colors(theme, **{f"curve-{number}": color for number, color in enumerate(theme.curves, 1)}, **more)
 
 
-def served() -> str:
+def render_live_page() -> str:
     """Return the page that requests its numbers from a server."""
     return _page("./screens/", None)
 
 
-def exported(answer: Mapping[str, Any]) -> str:
+def render_saved_page(answer: Mapping[str, Any]) -> str:
     """Return a page with one answer, as one file."""
     return _page("screens/", answer, style=stylesheet(), script=bundle("start.js"))
 

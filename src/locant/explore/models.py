@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from locant.attention import attend
-from locant.figures.plot import seeded
+from locant.figures.plot import fixed_seed
 from locant.figures.scores import with_random_tables
 from locant.lab.candidate import Candidate
 from locant.lab.decoder import Block, Decoder
-from locant.lab.language_model import load_config, quiet, stated_length, trained_length
+from locant.lab.language_model import load_config, silence_transformers, stated_length, trained_length
 from locant.lab.position_overrides import PositionOverride
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
@@ -59,7 +59,7 @@ def build_encoding(name: str) -> PositionEncoding:
 @lru_cache(maxsize=8)
 def untrained_model(name: str, vocab_size: int) -> Decoder:
     """Return a decoder with any encoding and the same random weights each time."""
-    with seeded(0):
+    with fixed_seed(0):
         encoding = with_random_tables(build_encoding(name))
         return Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
 
@@ -116,7 +116,7 @@ def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: s
 @lru_cache(maxsize=1)
 def _model(folder: str) -> Any:
     config = load_config(folder)
-    with quiet():
+    with silence_transformers():
         from transformers import AutoModel
 
         options: Any = {"attn_implementation": "eager", "local_files_only": True, "use_safetensors": True}

@@ -43,7 +43,7 @@ from locant.lab.language_model import (
     stated_length,
     without_weights,
 )
-from locant.lab.readable import is_lab_folder, read_language_model
+from locant.lab.readable_model import is_lab_folder, read_language_model
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.significance import margin_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
@@ -250,7 +250,7 @@ class _LabSubject(_AnySubject):
             encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
         elif self.own:
             encoding = self.rotary(self.own[None], hypothesis).replace(layout=hypothesis.layout or self.layout)
-        return self.model.reading_with(encoding)
+        return self.model.use_encoding(encoding)
 
 
 def audit(
@@ -275,8 +275,8 @@ def audit(
     - ``"nothing to find"``: the model has no positions that can be read in another way.
 
     `losses` are nats per token by hypothesis, the lowest first. `dropped` has the number of measured windows of each
-    hypothesis that was dropped. The loss of such a hypothesis is estimated: the loss of the best hypothesis so far, plus
-    the mean difference in these windows. `unigram` is the loss of counting words, that is, of the frequency of each token.
+    hypothesis that was dropped. The loss of such a hypothesis is estimated: the loss of the best one so far, plus the
+    mean difference in these windows. `unigram` is the loss of counting words, that is, of the frequency of each token.
 
     Args:
         folder: a local folder with safetensors and a tokenizer.json.

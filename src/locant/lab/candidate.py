@@ -178,7 +178,7 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
     return kind
 
 
-def unscaled(name: str) -> Candidate:
+def parse_without_scaling(name: str) -> Candidate:
     """Parse a name for training. Raise `RangeError` if it has a scaling, because scalings are for reading only."""
     candidate = Candidate.of(f"rotary+{name}" if scaling_name(name) else name)
     if candidate.scaling:

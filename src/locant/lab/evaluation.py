@@ -40,18 +40,18 @@ from locant.lab.language_model import (
     num_windows,
 )  # fmt: skip
 from locant.lab.position_overrides import PositionOverride
-from locant.lab.readable import Readable, is_lab_folder, read_language_model
+from locant.lab.readable_model import ReadableModel, is_lab_folder, read_language_model
 from locant.lab.results import (
     RESULTS,
     Record,
     ResultsFolder,
-    damaged,
+    damage_error,
     environment,
-    finite,
+    finite_or_none,
     has_type,
     plain_settings,
     read_record,
-    unchanged,
+    read_same_run,
 )  # fmt: skip
 from locant.lab.resume_state import preserve_random_state
 from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
@@ -192,7 +192,7 @@ def evaluate_model(
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
     wanted = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
-    report = unchanged(output / RESULTS, wanted, {"ways"})
+    report = read_same_run(output / RESULTS, wanted, {"ways"})
     windows = report["settings"]["text"].get("windows") if report else None
     finished = _finished_records(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:
@@ -232,7 +232,7 @@ def _finished_records(path: Path, records: Sequence[Any]) -> dict[str, dict[str,
             if wrong or record["interval_by_length"].keys() != record["loss_by_length"].keys():
                 raise ValueError(f"got {short_repr(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
         except (AttributeError, TypeError, ValueError) as error:
-            raise damaged(path, error) from None
+            raise damage_error(path, error) from None
     return {record["encoding"]: record for record in records}
 
 
@@ -250,17 +250,17 @@ def losses_of_extension(
     return {length: {"before": before[length], "after": after[length]} for length in before}
 
 
-def _build(way: str, model: Readable, longest: int) -> PositionEncoding | None:
+def _build(way: str, model: ReadableModel, longest: int) -> PositionEncoding | None:
     """Build an encoding with the same random numbers each time."""
     torch.manual_seed(0)
     return model.encoding(PositionOverride.of(way), longest)
 
 
-def _read_with(model: Readable, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-    return nullcontext() if way == "own" else model.reading_with(encoding)
+def _read_with(model: ReadableModel, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    return nullcontext() if way == "own" else model.use_encoding(encoding)
 
 
-def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
+def _try_once(model: ReadableModel, way: str, corpus: Corpus, *, asks: bool) -> None:
     """Measure the loss of a few tokens and, if `asks`, write a continuation. Raise `InputError` if a step fails."""
     ids = corpus.ids[: TRIED + 1]
     try:
@@ -302,7 +302,7 @@ def _windows_in_time(model: nn.Module, ids: np.ndarray, settings: EvaluationSett
 
 
 def _measure(
-    model: Readable, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
+    model: ReadableModel, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
     contexts: Sequence[int], questions: Questions, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
@@ -312,7 +312,7 @@ def _measure(
         step()
     for length in contexts:
         in_stretches = in_context(decoder, corpus.ids[:tokens], length, settings.lengths[-1])
-        stretches[length] = [*map(finite, in_stretches)]
+        stretches[length] = [*map(finite_or_none, in_stretches)]
         step()
     recalled, answers = {name: list[dict[str, Any]]() for name in KEYS}, list[dict[str, Any]]()
     for (name, length, depth), rows in questions.items():

@@ -17,7 +17,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
-from locant.probing.report import Report, some
+from locant.probing.report import Report, first_and_last
 from locant.probing.subject import name_of, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, function_of
 from locant.spelling import dtype_name
@@ -86,7 +86,7 @@ class BiasReport(Report):
             yield f"Among {BIASED} tokens the bias is a function of the distance, {constant}."
         yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
         if self.slopes is not None:
-            yield f"It falls linearly with the distance, with slopes {some(self.slopes)}."
+            yield f"It falls linearly with the distance, with slopes {first_and_last(self.slopes)}."
             if self.slopes_of is not None and self.slopes_of[0] > self.num_heads:
                 total, first = self.slopes_of
                 heads = f"heads {first} to {first + self.num_heads - 1} of {total}"
@@ -105,7 +105,7 @@ class BiasReport(Report):
         if self.slopes is not None and min(self.slopes) < 0:
             yield Finding("Far tokens count more than near ones: the sign of the slopes is reversed.")
         elif self.slopes is not None and self.slopes_of is None and self.expected is None:
-            usual = some(alibi_slopes(self.num_heads))
+            usual = first_and_last(alibi_slopes(self.num_heads))
             text = f"The slopes follow no known rule: ALiBi has {usual} for {self.num_heads} heads"
             powers = [2.0 ** (-8 * (head + 1) / self.num_heads) for head in range(self.num_heads)]
             if _are_equal(self.slopes, powers):
@@ -166,7 +166,7 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
         usual = torch.allclose(slopes, torch.tensor(alibi_slopes(len(whole)), dtype=torch.float64), rtol=1e-5)
         encoding = ALiBi(len(whole)) if usual else ALiBi(len(whole), slopes=slopes.tolist())
     elif of_distance:
-        encoding, alike = _bucketed(earlier, None if causal else after)
+        encoding, alike = _find_t5(earlier, None if causal else after)
     if encoding is not None:
         errors = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
         of_all = float(errors.max()) <= SAME * _largest(relative)
@@ -289,7 +289,7 @@ class _Buckets(NamedTuple):
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
-def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
+def _find_t5(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
     """Return T5's bias with the measured table, and all settings with the same buckets, if there are several.
 
     `after` is ``None`` if later keys are hidden.

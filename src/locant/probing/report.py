@@ -188,7 +188,8 @@ class RotationReport(Report):
             return
         rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
         of = "" if q is k or self.reciprocal else f" of {name}"
-        yield f"It rotates {rotated}{of}, in pairs {some(block.dims for block in blocks)}: layout {self.layout}."
+        pairs = first_and_last(block.dims for block in blocks)
+        yield f"It rotates {rotated}{of}, in pairs {pairs}: layout {self.layout}."
         if self.axes > 1:
             runs = [sum(axis in block.axes for block in blocks) for axis in range(self.axes)]
             yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in enumerate(runs)) + "."
@@ -353,7 +354,7 @@ class RotationReport(Report):
             yield f"Angles do not grow evenly with the position: {bent}."
 
 
-def some(values: Iterable[Any]) -> str:
+def first_and_last(values: Iterable[Any]) -> str:
     """Return the first three values and the last one, in words."""
     phrase = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
     return ", ".join(phrase if len(phrase) <= 4 else [*phrase[:3], "...", phrase[-1]])
@@ -367,7 +368,7 @@ def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     same = next(differing, min(len(one), len(other)))
     if same == 0:
-        return f"{name} are {some(one) or 'none'}, {other_name} {some(other) or 'none'}"
+        return f"{name} are {first_and_last(one) or 'none'}, {other_name} {first_and_last(other) or 'none'}"
     if same in (len(one), len(other)):
         return f"{name} are {len(one)}, {other_name} {len(other)}, of which the first {same} are the same"
     return f"after {same} equal pairs {name} go on with {one[same]}, {other_name} with {other[same]}"

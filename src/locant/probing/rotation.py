@@ -278,7 +278,7 @@ def find_encoding(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     pairs = Pairs(dims=dims, axes=axis, num_axes=axes, num_heads=rotation.num_heads)
     fit = _fit_formula(pairs, frequencies, width)
     if fit is not None:
-        return _with_factor(_short(fit), rotation.factor)
+        return _with_factor(_simplify(fit), rotation.factor)
     measured = replace(pairs, rungs=None, inv_freq=frequencies.tolist())
     return _with_factor(Rotary(width, pairs=measured), rotation.factor)
 
@@ -292,7 +292,9 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
     first, second = pairs.dims[0]
     ladders = _ladders(frequencies, pairs.axes or (), width, abs(second - first))
     fits: list[Rotary] = []
-    trials = ((base, scaling, rungs) for exact, scaling, rungs in ladders for base in (_round(exact), exact))
+    trials = (
+        (base, scaling, rungs) for exact, scaling, rungs in ladders for base in (_round_to_short_decimal(exact), exact)
+    )
     for base, scaling, rungs in trials:
         try:
             encoding = Rotary(width, base=base, scaling=scaling, pairs=replace(pairs, rungs=rungs))
@@ -300,7 +302,9 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
             continue
         if torch.allclose(encoding.inv_freq.abs(), frequencies, rtol=SAME, atol=0):
             fits.append(encoding)
-            if _round(base, 1e-12) == _round(base, 1e-2):  # a base of two digits is not a coincidence
+            if _round_to_short_decimal(base, 1e-12) == _round_to_short_decimal(
+                base, 1e-2
+            ):  # a base of two digits is not a coincidence
                 break
     if not fits:
         return None
@@ -335,10 +339,10 @@ def _ladders(frequencies: Tensor, axis: Sequence[int], width: int, apart: int) -
         for ladder in dict.fromkeys((*sizes, largest, 2 * max(per_axis) + 2)):
             if ladder >= largest:
                 rungs = [(ladder, rung) for rung in order]
-                yield from ((base, scaling, rungs) for base, scaling in _scaled(frequencies, order, ladder))
+                yield from ((base, scaling, rungs) for base, scaling in _scaled_ladders(frequencies, order, ladder))
 
 
-def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[tuple[float, Scaling | None]]:
+def _scaled_ladders(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[tuple[float, Scaling | None]]:
     """Yield a base with each scaling whose parameters follow from a few of the frequencies."""
     rungs = torch.tensor(order, dtype=torch.float64)
     if rungs.min() == rungs.max():
@@ -347,7 +351,7 @@ def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[
         return
     base = _base_of_ends(frequencies, rungs, ladder)
     if 0 < base < 1e12 and math.isfinite(base):
-        yield from _scaled_equally(frequencies, rungs, ladder, base)
+        yield from _equally_scaled_ladders(frequencies, rungs, ladder, base)
         yield from _scaled_by_frequency(frequencies, rungs, ladder)
 
 
@@ -362,18 +366,18 @@ def _base_of_ends(frequencies: Tensor, rungs: Tensor, ladder: int) -> float:
     return float((frequencies[last] / frequencies[first]) ** (1 / power))
 
 
-def _scaled_equally(
+def _equally_scaled_ladders(
     frequencies: Tensor, rungs: Tensor, ladder: int, base: float
 ) -> Iterator[tuple[float, Scaling | None]]:
     """Yield the base with the scalings that divide all frequencies by one factor."""
     first = int(rungs.argmin())
-    at_rung_0 = float(frequencies[first]) * _round(base) ** (2 * float(rungs[first]) / ladder)
+    at_rung_0 = float(frequencies[first]) * _round_to_short_decimal(base) ** (2 * float(rungs[first]) / ladder)
     yield base, None
     if abs(at_rung_0 - 1) > SAME:
-        yield base, Linear(factor=_round(1 / at_rung_0))
+        yield base, Linear(factor=_round_to_short_decimal(1 / at_rung_0))
     if 2 * len(frequencies) < ladder:
         share = len(frequencies) / (ladder / 2)
-        yield base, Proportional(rotated_share=share, factor=_round(1 / at_rung_0))
+        yield base, Proportional(rotated_share=share, factor=_round_to_short_decimal(1 / at_rung_0))
 
 
 def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Iterator[tuple[float, Scaling]]:
@@ -386,12 +390,12 @@ def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Ite
     second = int((rungs - rungs[first] - 1).abs().argmin())
     if rungs[second] != rungs[first] + 1:
         return
-    base = _round(float((frequencies[first] / frequencies[second]) ** (ladder / 2)), 2e-4)
+    base = _round_to_short_decimal(float((frequencies[first] / frequencies[second]) ** (ladder / 2)), 2e-4)
     plain = base ** (-2 * rungs / ladder)
     slowed = frequencies / plain
     if not 0 < float(slowed[last]) < 0.999:
         return
-    factor = _round(1 / float(slowed[last]))
+    factor = _round_to_short_decimal(1 / float(slowed[last]))
     unscaled_share = (slowed - 1 / factor) / (1 - 1 / factor)
     if (llama := _llama3(plain, unscaled_share, factor)) is not None:
         yield base, llama
@@ -414,12 +418,12 @@ def _llama3(plain: Tensor, unscaled_share: Tensor, factor: float) -> Llama3 | No
     start = float(y.mean() - slope * x.mean())
     if not start < 0 < slope:
         return None
-    high = _round(1 - 1 / start, 1e-3)
+    high = _round_to_short_decimal(1 - 1 / start, 1e-3)
     length = 256 * max(round(2 * math.pi * slope * (high - 1) / 256), 1)
     return Llama3(factor=factor, original_max_seq_len=length, low_freq_factor=1.0, high_freq_factor=high)
 
 
-def _round(value: float, rel: float | None = None) -> float:
+def _round_to_short_decimal(value: float, rel: float | None = None) -> float:
     """Return the number with the fewest digits that equals the value in float32. More digits need a closer match."""
     for digits in range(1, 7):
         shorter = float(f"{value:.{digits - 1}e}")
@@ -428,7 +432,7 @@ def _round(value: float, rel: float | None = None) -> float:
     return float(f"{value:.6e}")
 
 
-def _short(encoding: Rotary) -> Rotary:
+def _simplify(encoding: Rotary) -> Rotary:
     """Return the encoding in terms of ``layout``, ``rotary_dim``, ``sections`` and ``axial``, if these suffice."""
     pairs, width = encoding.pairs, encoding.head_dim
     runs = [pairs.axes.count(axis) for axis in range(pairs.num_axes or 1)] if pairs.axes else []
@@ -462,11 +466,13 @@ def _frequencies_of_pairs(encoding: Rotary) -> dict[tuple[int, int], tuple[int, 
 def _with_factor(encoding: Rotary, factor: float) -> Rotary:
     """Return the encoding with the measured attention factor, if it differs from the encoding's own."""
     scaling, usual = encoding.scaling, encoding.scaling.effective_attention_factor
-    if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round(factor), rel_tol=SAME):
+    if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round_to_short_decimal(factor), rel_tol=SAME):
         return encoding
     if isinstance(scaling, YaRN):
-        return encoding.replace(scaling=replace(scaling, attention_factor=_round(factor)))
-    alone = YaRN(factor=1.0, original_max_seq_len=4096, attention_factor=_round(factor))  # keeps the frequencies
+        return encoding.replace(scaling=replace(scaling, attention_factor=_round_to_short_decimal(factor)))
+    alone = YaRN(
+        factor=1.0, original_max_seq_len=4096, attention_factor=_round_to_short_decimal(factor)
+    )  # keeps the frequencies
     if isinstance(scaling, Unscaled):
         return encoding.replace(scaling=alone)
     pairs = replace(encoding.pairs, rungs=None, inv_freq=encoding.inv_freq.tolist())

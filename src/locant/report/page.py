@@ -139,7 +139,7 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
     longest = summary.lengths[-1]
     figure, axes = _axes(f"Within windows of {longest:,} tokens", "position (tokens)", theme)
     for row in summary.ranked(longest):
-        _curve(axes, *_binned(row.by_position), summary, row, theme)
+        _curve(axes, *_bin_means(row.by_position), summary, row, theme)
     axes.set_xlim(0, longest)
     if _mark_training_length(axes, summary, theme):
         low, high = axes.get_ylim()
@@ -175,7 +175,7 @@ def _curve(
     return color, marker
 
 
-def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
+def _bin_means(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
     """Return the middles of at most `NUM_BINS` bins of positions, and their means. Gaps remain gaps."""
     values = np.array([(cell.mean, cell.low, cell.high) for cell in (each or UNKNOWN for each in cells)])
     bins = min(NUM_BINS, len(values))

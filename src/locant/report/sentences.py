@@ -26,7 +26,7 @@ OVERFITTED = 1.25
 def sentences(summary: Summary) -> list[str]:
     """Return the findings of a comparison, the most important first. Leave out lengths with too few windows."""
     base, longest = summary.base_length, summary.lengths[-1]
-    overfitted = _overfitted(summary)
+    overfitted = _describe_overfitting(summary)
     found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
     if longest > base:
         found.append(_winner(summary, longest))
@@ -152,7 +152,7 @@ def _bigram(summary: Summary) -> str:
     return f"A bigram count, which uses only the previous token, has a loss of {bigram:.3f}. At {base:,} tokens {who}."
 
 
-def _overfitted(summary: Summary) -> str:
+def _describe_overfitting(summary: Summary) -> str:
     pairs = [
         f"{row.encoding} ({row.train_loss.mean:.2f} in training, {held_out.mean:.2f} held out)"
         for row in summary.rows

@@ -25,7 +25,7 @@ from locant.errors import InputError, LocantError
 from locant.models.architecture import UNKNOWN
 from locant.models.config_values import LENGTHS, TRAINED, attribute
 from locant.models.encodings import rotary_from_config
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -320,7 +320,7 @@ def _own_encodings(config: Any, module: nn.Module, *, takes_types: bool) -> dict
     if not (takes_types and nested):
         # A model with an unknown name has the rotary module of a known model. The layout affects its layers, but not
         # its angles. The same holds if the weights may have another layout.
-        keys = read(config)[1].rotary_keys
+        keys = read_config(config)[1].rotary_keys
         layout = (keys.layout or "half") if keys is UNKNOWN or keys.layout_doubt else None
         options: dict[str, Any] = {"layer_type": None, "angles": "float32", "layout": layout}
         return {None: rotary_from_config(Rotary, config, **options, for_all_layers=False)}

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from locant.arguments import Real
-from locant.attention.inputs import Attended, AttentionInputs
+from locant.attention.inputs import AttentionInputs, AttentionResult
 from locant.attention.mask import AttentionMask
 from locant.positions.distances import bias_dtype
 from locant.positions.score_bias import Lookup, Pairwise
@@ -47,13 +47,13 @@ Arguments = tuple[BlockBias, AttentionMask, Real, Real | None]
 """The bias, the mask, the scale and the soft cap."""
 
 
-def attention_by_blocks(inputs: AttentionInputs) -> Attended:
+def attention_by_blocks(inputs: AttentionInputs) -> AttentionResult:
     """Return the output and the log-sum-exp of every query, without dropout, on a CPU."""
     bias = cast("BlockBias", inputs.bias)
     tensors = bias.tensors
     arguments: Arguments = (bias.with_tensors([None] * len(tensors)), inputs.mask, inputs.scale, inputs.softcap)
     y, lse = _BlockwiseAttention.apply(arguments, inputs.q, inputs.k, inputs.v, *tensors)
-    return Attended(y.to(inputs.q.dtype), lse)
+    return AttentionResult(y.to(inputs.q.dtype), lse)
 
 
 class _Block(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
+from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, first_place
 from locant.engines.batches.model import ModelFacts
 from locant.spelling import dtype_name
 
@@ -50,7 +50,7 @@ def _find_real_tokens(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tenso
 
 def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
     """Find values of a mask that a model does not interpret as the caller means them."""
-    if (place := place_of(mask.isnan())) is not None:
+    if (place := first_place(mask.isnan())) is not None:
         row, token = place[0], place[-1]
         wrong = f"attention_mask is NaN {at(row, token)}, which a model reads as a visible token"
         wrong = wrong if mask.ndim == 2 else f"attention_mask is NaN {at(row, token)}: outputs are NaN"
@@ -63,7 +63,7 @@ def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
 
 def _check_padding_mask(mask: Tensor) -> Iterator[Finding]:
     other = (mask != 0) & (mask != 1)
-    if (place := place_of(other)) is None:
+    if (place := first_place(other)) is None:
         return
     row, token = place
     number = mask[row, token].item()
@@ -92,7 +92,7 @@ def _check_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
         yield Finding("mask", wrong, remedy)
         return
     other = (mask != 0) & (mask > MAX_HIDING_VALUE)
-    if (place := place_of(other)) is not None:
+    if (place := first_place(other)) is not None:
         row, head, query, key = place
         number = mask[row, head, query, key].item()
         wrong = f"attention_mask of four axes is added to scores, and its {number:g} {at(row, query)} for the key {key}"
@@ -105,7 +105,7 @@ def inverted_findings(batch: Batch) -> Iterator[Finding]:
         return
     sees_itself, sees_all = batch.visible.diagonal(dim1=1, dim2=2), batch.visible.all(2)
     shown = batch.visible & ~sees_all[:, :, None] & ~sees_itself[:, None, :]
-    if (place := place_of(shown)) is not None:
+    if (place := first_place(shown)) is not None:
         row, query, key = place
         wrong = f"attention_mask of four axes hides token {key} of row {row} from itself and shows it to token {query}"
         remedy = "invert the mask: use True (or 0 in an additive mask) if a query sees a key"
@@ -156,4 +156,4 @@ def _future_key(batch: Batch) -> tuple[int, ...] | None:
     if labels is not None:
         num_targets = (labels != NO_TARGET).long().cumsum(1)
         ahead &= num_targets[:, None, :] > num_targets[:, :, None]
-    return place_of(ahead)
+    return first_place(ahead)

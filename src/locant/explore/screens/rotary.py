@@ -11,7 +11,7 @@ import torch
 
 from locant.arguments import MAX_INT32
 from locant.checkpoints.rotary_settings import bands_of, pair_settings, rounding_errors
-from locant.explore.screens import Screen, sampled
+from locant.explore.screens import Screen, evenly_spaced_numbers
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.positions import Pairs, Positions, Rotary
 from locant.positions.scaling import EXTENDING, SCALINGS, scaling_by_name
@@ -90,7 +90,7 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
     trained length.
     """
     *_, factor, trained = sizes
-    positions, curves = sampled(trained, NUM_POINTS), dict[str, Any]()
+    positions, curves = evenly_spaced_numbers(trained, NUM_POINTS), dict[str, Any]()
     at, stretch = Positions.of(torch.from_numpy(positions)[None]), []
     for method in EXTENDING:
         now = _rotary(method, round(trained * factor), *sizes)

@@ -15,7 +15,7 @@ from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.errors import LocantError, RangeError
-from locant.explore.screens import Screen, called
+from locant.explore.screens import Screen, call_with_code
 from locant.explore.session import Session, State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     @classmethod
     def of(cls, function: Callable[..., Positions], *arguments: Any, **options: Any) -> Row:
         """Return the row that this function makes, without a cache."""
-        positions, python = called(function, *arguments, **options)
+        positions, python = call_with_code(function, *arguments, **options)
         return cls(positions, None, f"positions = {python}\n")
 
 
@@ -164,7 +164,7 @@ def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
     """Return a row, with the shortest Python code. Cached tokens precede the first document and belong to it."""
     total = sum(lengths)
     if cached and len(lengths) == 1 and not padding:
-        keys, python = called(Positions.arange, cached + total)
+        keys, python = call_with_code(Positions.arange, cached + total)
         row = Row.of(Positions.after, cached, total)
         return Row(row.queries, keys, f"{row.python}k_positions = {python}\n")
     if not cached and not padding and len(lengths) == 1:

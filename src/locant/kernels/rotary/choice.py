@@ -40,7 +40,7 @@ def choose_kernel(
         return KernelChoice("reference", "triton is not installed")
     from locant.kernels.rotary import triton
 
-    reason = triton.unsupported(q, positions, tables)
+    reason = triton.why_not_triton(q, positions, tables)
     return KernelChoice("triton", "q is on a GPU") if reason is None else KernelChoice("reference", reason)
 
 

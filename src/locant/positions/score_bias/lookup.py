@@ -13,7 +13,7 @@ from torch import Tensor
 from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 
 class TileEntries(NamedTuple):
@@ -66,7 +66,7 @@ class Entries:
         """Return the entries of the pairs, computed once for all heads of a tile."""
         if not self.memo:
             entries = self.entry_of(distances(self.queries, self.keys))
-            if self.is_tile and entries.numel() and readable(entries):
+            if self.is_tile and entries.numel() and host_can_read(entries):
                 low, high = (int(x) for x in entries.aminmax())
                 self.memo.append(TileEntries(entries - low, slice(low, high + 1)))
             else:

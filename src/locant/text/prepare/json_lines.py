@@ -44,7 +44,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     raise FaultError(f"has more than {LONGEST_LINE} bytes")
                 if line.strip():
                     try:
-                        record = json.loads(_decoded(line, byte_range.source, tally))
+                        record = json.loads(_decode(line, byte_range.source, tally))
                     except (ValueError, RecursionError) as error:
                         raise FaultError(f"is not JSON: {error}") from None
                     text = _lookup(record, field)
@@ -68,7 +68,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
         goes_on = unfinished
 
 
-def _decoded(line: bytes, source: Source, tally: Tally) -> str:
+def _decode(line: bytes, source: Source, tally: Tally) -> str:
     """Decode a line, and count it if it has bytes that its encoding does not define."""
     text = line.decode(errors="replace")
     if "\ufffd" in text and not is_clean([line], source.encoding is not None):

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from locant.errors import InputError, Remedy
 from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, blocks, range_blocks
-from locant.text.prepare.compression import require_arrow, unpacked
+from locant.text.prepare.compression import open_unpacked, require_arrow
 
 LARGEST = 2**30
 """The most bytes of text in a row group. A dictionary counts once."""
@@ -33,7 +33,7 @@ def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Itera
             pass
         yield from _texts(file, source, start, stop, file.seek(0, os.SEEK_END))
         return
-    with tempfile.TemporaryFile() as whole, unpacked(file, source, tally) as stream:
+    with tempfile.TemporaryFile() as whole, open_unpacked(file, source, tally) as stream:
         for data in blocks(stream):
             whole.write(data)
         size = whole.tell()

@@ -45,7 +45,7 @@ from locant.text.prepare.readers import Batch, documents, without_text
 from locant.text.prepare.sources import require_its_kind, require_readers
 from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
-from locant.text.tokenizer.engine import Encoded, Engine
+from locant.text.tokenizer.engine import EncodedBatch, Engine
 
 MARKER = "part.json"
 ANEW = "resume=False (--restart), which starts again"
@@ -149,7 +149,7 @@ def _write_range(
     end_of_text = plan.end_of_text
     _require_unchanged(source)
     try:
-        for ids, lengths, unfinished in _encoded(engine, byte_range, tally, plan.skip_bad):
+        for ids, lengths, unfinished in _encode(engine, byte_range, tally, plan.skip_bad):
             if plan.begin_of_text is not None:  # not before the rest of a document
                 begins = np.arange(len(lengths)) >= continues
                 starts = (np.cumsum(lengths) - lengths)[begins]
@@ -170,7 +170,7 @@ def _write_range(
     return {"path": source.path, "start": start, "stop": stop, "sha256": tally.sha256, **counted}
 
 
-def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[Encoded]:
+def _encode(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[EncodedBatch]:
     name = byte_range.source.name
     try:
         if not skip_bad:
@@ -194,7 +194,7 @@ def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iter
     try:
         with warnings.catch_warnings(action="ignore"):  # these warnings were given when the file was found
             require_its_kind(source, [])
-        dropped = engine.too_long(documents(byte_range, Tally(), skip_bad=True))
+        dropped = engine.find_too_long(documents(byte_range, Tally(), skip_bad=True))
     except InputError:
         _require_unchanged(source)
         tally.skipped += start == 0  # the other ranges of the file do not count it again

@@ -424,7 +424,7 @@ def read_plan(store: Path) -> Plan | None:
 
 def discard_plan(store: Path) -> None:
     """Remove unfinished work. Its folder is removed last, because it marks the shards next to it as unfinished."""
-    aside = _aside(store / FOLDER)
+    aside = _unused_name(store / FOLDER)
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
         if not (store / MANIFEST).exists():  # else another process has just finished the store, and clears up
@@ -451,7 +451,7 @@ def remove_shards(store: Path, first: int = 0) -> None:
 @contextmanager
 def locked_folder(place: Path) -> Generator[Path]:
     """Make a folder next to `place`, with a locked file `LOCK`. Remove it at the end unless it was moved."""
-    folder = _aside(place)
+    folder = _unused_name(place)
     folder.mkdir()
     try:
         with (folder / LOCK).open("wb") as file:
@@ -461,7 +461,7 @@ def locked_folder(place: Path) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _aside(place: Path) -> Path:
+def _unused_name(place: Path) -> Path:
     """Return an unused name next to `place`."""
     return place.with_name(f"{place.name}.{secrets.token_hex(4)}")
 

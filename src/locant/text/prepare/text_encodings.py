@@ -99,7 +99,7 @@ def require_encoded_text(source: Source, data: bytes) -> None:
         if data and source.encoding in (needs := {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}) and not _names(data):
             cause = f"{source.name} has no byte order mark, which {source.encoding} needs"
             raise InputError(cause, Remedy(encoding=needs[source.encoding]))
-        data = _decoded(data, source.encoding).encode(errors="replace")
+        data = _decode_beginning(data, source.encoding).encode(errors="replace")
     for encoding, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
         others = data.count(0) - likely.count(0)
         if len(likely) >= 8 and likely.count(0) > NUL_SHARE * len(likely) and others < NUL_SHARE * len(likely) / 2:
@@ -126,10 +126,10 @@ def is_misread_as(encoding: str, data: bytes) -> bool:
         return False
     if encoding.startswith(WIDE):
         return bool(data)
-    return text.removeprefix("\ufeff") != _decoded(data, encoding)
+    return text.removeprefix("\ufeff") != _decode_beginning(data, encoding)
 
 
-def _decoded(data: bytes, encoding: str) -> str:
+def _decode_beginning(data: bytes, encoding: str) -> str:
     """Decode the beginning of a file, which may end within a character unless it is the whole file."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(data, len(data) < SNIFFED)
 

@@ -50,8 +50,8 @@ STRETCH = 2**13
 """Bytes that this check takes from each place of the text."""
 
 
-class Encoded(NamedTuple):
-    """`Rows` of a batch. If `unfinished`, the next `Encoded` begins with the rest of the last document."""
+class EncodedBatch(NamedTuple):
+    """`Rows` of a batch. If `unfinished`, the next `EncodedBatch` begins with the rest of the last document."""
 
     ids: Int32[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
@@ -91,7 +91,7 @@ class Engine:
         first = np.cumsum([0, *map(len, parts[:-1])])
         return ids, np.add.reduceat(lengths, first)
 
-    def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[Encoded]:
+    def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[EncodedBatch]:
         """Yield the ids of each batch. If a batch is unfinished, the next one continues its last document."""
         rest = b""  # the bytes after the last cut of an unfinished document
         for texts, unfinished in batches:
@@ -104,9 +104,9 @@ class Engine:
                 size = self._last_cut(joined[-1], max(searched - LONGEST_LETTER, 0))
                 joined[-1], rest = joined[-1][:size], joined[-1][size:]
                 self._require_short(len(rest))
-            yield Encoded(*self.encode(joined), unfinished)
+            yield EncodedBatch(*self.encode(joined), unfinished)
 
-    def too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
+    def find_too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
         """Return the numbers of the documents that `stream` rejects, because they can only be encoded as a whole."""
         too_long, number, rest = set[int](), 0, b""
         for texts, unfinished in batches:
@@ -229,7 +229,7 @@ class EngineOnDemand:
             if self._engine.name != "gigatoken":
                 return None
             documents = [text if isinstance(text, bytes) else _utf8(text) for text in texts]
-            if max(map(len, documents)) > WHOLE and self._engine.too_long([(documents, False)]):
+            if max(map(len, documents)) > WHOLE and self._engine.find_too_long([(documents, False)]):
                 return None
             ids, lengths = self._engine.encode(documents, not any(isinstance(text, bytes) for text in texts))
         finally:

@@ -119,7 +119,7 @@ class BatchSampler:
         )
         self.epoch = epoch
 
-    def reached(self, steps: int) -> int:
+    def windows_after(self, steps: int) -> int:
         """Return the number of windows of the epoch that all ranks together have seen `steps` steps after `start`."""
         return min(self.start + steps * self.step_size, self.num_windows)
 
@@ -226,7 +226,7 @@ class Loader:
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # typed as lists, but arrays work, too
             collate_fn=collate,
             generator=torch.Generator().manual_seed(self._sampler.seed % 2**63),
-            **_checked_options(options),
+            **_check_options(options),
         )
         self._seen = 0
         self._begun = False
@@ -265,7 +265,7 @@ class Loader:
         missing = [name for name in (*identity, "epoch", "windows_seen") if name not in state]
         if missing:
             raise InputError(f"got a state without {', '.join(missing)}", "pass a result of Loader.state_dict()")
-        if other := [name for name in identity if not _is(state[name], identity[name])]:
+        if other := [name for name in identity if not _equals(state[name], identity[name])]:
             got, expected = (
                 ", ".join(f"{name} {short_repr(facts[name])}" for name in other) for facts in (state, identity)
             )
@@ -292,7 +292,7 @@ class Loader:
         """Yield the batches. A batch is counted before it is used, so a state that is taken meanwhile includes it."""
         self._require_current(run)
         for number, batch in enumerate(batches, start=1):
-            self._seen = self._sampler.reached(number)
+            self._seen = self._sampler.windows_after(number)
             yield batch
             self._require_current(run)
         if not self._sampler.drop_last:
@@ -308,13 +308,13 @@ class Loader:
             raise InputError(cause, "use one loader for each iteration")
 
 
-def _is(value: Any, expected: str | int) -> bool:
+def _equals(value: Any, expected: str | int) -> bool:
     """Return True if the value is this text or number, which saving may have converted to an array of one number."""
     plain = value.item() if isinstance(value, (np.ndarray, np.generic, Tensor)) and value.ndim == 0 else value
     return isinstance(plain, (str, int)) and plain == expected
 
 
-def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check and return the options of a data loader, whose own errors have no remedy."""
     if reserved := [name for name in OURS if name in options]:
         raise InputError(f"got {', '.join(reserved)}, which the loader makes itself", f"use {OWN_LOADER}")

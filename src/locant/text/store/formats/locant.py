@@ -82,7 +82,7 @@ class Manifest:
         """The sources of the texts, which are read on first use."""
         content = _content(self.path.parent)
         with _naming(self.path):
-            if _intact(content) != self.sha256:
+            if _require_intact(content) != self.sha256:
                 raise InputError(f"{self.path} was rewritten after it was opened", "open it again")
             return _sources(strict_json(content, "it"))
 
@@ -94,7 +94,7 @@ def read_manifest(folder: Path) -> Manifest:
     is_ours = 0 <= begin < end  # else another program wrote it, and all of it is parsed
     without_sources = content[: begin + len(SOURCES)] + b"[]" + content[end:] if is_ours else content
     with _naming(path):
-        digest = _intact(content)
+        digest = _require_intact(content)
         return _manifest(strict_json(without_sources, "it"), digest, path)
 
 
@@ -132,7 +132,7 @@ def _require_readable(size: int, path: Path) -> None:
         raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "use a store of fewer and larger files")
 
 
-def _intact(content: bytes) -> str:
+def _require_intact(content: bytes) -> str:
     """Return the SHA-256 at the end of a manifest. Raise an error unless the content has this hash."""
     head = HEAD.match(content)
     if not head:
@@ -272,7 +272,7 @@ def write_manifest(
     path = folder / MANIFEST
     _require_readable(len(content), path)
     with _naming(path):  # a manifest that cannot be read is not written
-        manifest = _manifest(strict_json(content, "it"), _intact(content), path)
+        manifest = _manifest(strict_json(content, "it"), _require_intact(content), path)
     if path.exists():
         if path.read_bytes() == content:
             return
@@ -377,7 +377,7 @@ class LocantFormat(StoreFormat):
                     writer.append(ids, lengths, continues=continues)
                 records.append(writer.close())
             size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
-            sources.append({"path": path, "size": size, "sha256": store.check(shard, base.fresh(path))})
+            sources.append({"path": path, "size": size, "sha256": store.check(shard, base.damage_remedy(path))})
         write_manifest(
             folder,
             shards=records,

@@ -28,7 +28,7 @@ from locant.errors import InputError, RangeError, ShapeError
 from locant.files import FaultError, NewFile
 from locant.text.store.formats.base import (
     CHECKED,
-    fresh,
+    damage_remedy,
     read_file,
     require,
     require_file,
@@ -94,7 +94,7 @@ class Index:
 
 def read_index(path: str | Path) -> Index:
     """Read an index. Raise `InputError` if it is not an index, or contradicts itself."""
-    remedy = fresh(path)
+    remedy = damage_remedy(path)
     size = require_file(path, remedy)
     try:
         require(size >= index_size(0), f"it has {size} bytes, fewer than an empty one")
