@@ -44,7 +44,7 @@ def test_losses_are_those_of_all_logits_and_few_of_these_are_held(
     targets = (ids + 7).masked_fill(ids % 5 == 0, -100)
     logits = model(ids).logits
     expected = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    monkeypatch.setattr(language_model, "HELD", 13 * 2003)
+    monkeypatch.setattr(language_model, "MAX_LOGITS", 13 * 2003)
     with Largest() as largest:
         losses = TransformersDecoder(model, Tokenizer.bytes()).losses(ids, targets, None)
     assert largest.numbers == 2003 * 64, "nothing is larger than the table of tokens"

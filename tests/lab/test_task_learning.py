@@ -149,8 +149,8 @@ def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
     def right(*_: object, **__: object) -> Accuracy:
         asked.append(len(noted[torch.optim.AdamW]))
         if asked[-1] == steps and steps < num_steps:
-            return Accuracy(task_learning.ENOUGH - (0 if is_learned else 0.01), 0.0)
-        return Accuracy(task_learning.HALF * (asked[-1] == is_learned_at), 0.0)
+            return Accuracy(task_learning.STOP_SHARE - (0 if is_learned else 0.01), 0.0)
+        return Accuracy(task_learning.DECAY_SHARE * (asked[-1] == is_learned_at), 0.0)
 
     for kind in noted:
         monkeypatch.setattr(kind, "step", noting(kind, kind.step))

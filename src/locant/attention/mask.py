@@ -25,7 +25,7 @@ from locant.tensors import host_can_read
 
 BLOCK = 128
 """Tokens in a block of queries or keys: FlexAttention's default."""
-SHORTEST = 128
+MIN_DOCUMENT_LENGTH = 128
 """The smallest average length of packed documents. For shorter documents, tiles of queries need fewer calls."""
 FAR = 2**40
 """A number greater than every index and document number. The bounds of a block without tokens are FAR and -FAR."""
@@ -196,9 +196,9 @@ class AttentionMask:
     def block_mask(self) -> object:
         """Return FlexAttention's `BlockMask`. It is created once for all layers and kept as long as its positions.
 
-        If both sides count one by one, the `RECENT` latest masks are kept, because each layer's cache creates its own
-        positions. A compiled or captured graph does not keep masks, because later calls may have other positions in the
-        same memory.
+        If both sides count one by one, the `NUM_CACHED_MASKS` latest masks are kept, because each layer's cache creates
+        its own positions. A compiled or captured graph does not keep masks, because later calls may have other
+        positions in the same memory.
         """
         captures = self.queries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if torch.compiler.is_compiling() or captures:
@@ -249,7 +249,7 @@ class AttentionMask:
         first = torch.ones_like(document, dtype=torch.bool)
         first[:, 1:] = document.diff() != 0
         counts_on = (index.diff() == 1) | first[:, 1:] | (document[:, 1:] == PADDING)
-        if int(first.sum()) * SHORTEST > document.numel() or not bool(counts_on.all()):
+        if int(first.sum()) * MIN_DOCUMENT_LENGTH > document.numel() or not bool(counts_on.all()):
             return None
         rows_are_equal = bool((document == document[:1]).all())
         rows = [_segments(document[row], first[row]) for row in range(1 if rows_are_equal else positions.batch)]
@@ -289,13 +289,13 @@ def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: 
     return max(first, same) if causal else first, last
 
 
-RECENT = 16
+NUM_CACHED_MASKS = 16
 """The number of block masks kept for tokens that count one by one. A mask for 131 072 tokens takes 12 MiB."""
 BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """The block masks for all other positions, by queries, keys and options."""
 
 
-@functools.lru_cache(maxsize=RECENT)
+@functools.lru_cache(maxsize=NUM_CACHED_MASKS)
 def _range_block_mask(
     start: int, queries: int, k_start: int, keys: int, causal: bool, window: int | None, device: torch.device,
     inference: bool,

@@ -71,20 +71,20 @@ ROTARY: Mapping[str, tuple[Any, ...]] = {
 
 The scalings are the most common ones.
 """
-TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+SLOPE_CHANGES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "other sign": lambda bias, heads: -bias,
     "heads in reverse": lambda bias, heads: bias.unflatten(0, (-1, heads)).flip(1).flatten(0, 1),
     "none": lambda bias, heads: bias * 0,
 }
-BIASED = {"bloom": "alibi", "mpt": "position_bias"}
+BIAS_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
 """Models that pass ALiBi to their attention, and the argument's name. Its shape is ``heads|batch * heads, 1, key``."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
-LEAST = 0.0005
+MIN_DIFFERENCE = 0.0005
 """The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
-FEWEST = 2
+MIN_WINDOWS = 2
 """The number of windows after which a hypothesis may be dropped."""
-PART = 32
+PART_TOKENS = 32
 """The number of tokens in each part of a window. Hypotheses are dropped by comparing these parts."""
 WORDS = {
     "layout": "{} layout", "direction": "{} direction", "base": "base {:,.0f}", "scaling": "scaling {}",
@@ -98,7 +98,7 @@ class Hypothesis:
 
     In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
     scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to this length. ``"none"``
-    removes the scaling. The names of slopes are the keys of `TURNED`.
+    removes the scaling. The names of slopes are the keys of `SLOPE_CHANGES`.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
@@ -150,7 +150,7 @@ class _AnySubject(ABC):
     def __init__(self, own: Mapping[str | None, Rotary], has_slopes: bool, trained: Callable[[], int]) -> None:
         self.own, self.has_slopes, self.trained = own, has_slopes, trained
         self.layout = next((rotary.pairs.layout for rotary in own.values()), None)
-        self.aspects = {"slopes": tuple(TURNED)} if has_slopes else ROTARY if own else {}
+        self.aspects = {"slopes": tuple(SLOPE_CHANGES)} if has_slopes else ROTARY if own else {}
 
     @abstractmethod
     def apply(self, hypothesis: Hypothesis) -> AbstractContextManager[object]:
@@ -182,7 +182,7 @@ class _Subject(_AnySubject):
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config.get_text_config()
-        self.biased = BIASED.get(self.config.model_type, "")
+        self.biased = BIAS_ARGUMENTS.get(self.config.model_type, "")
         is_alibi = self.biased or getattr(self.config, "alibi", False)  # Falcon's is in its attention mask
         points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
@@ -194,7 +194,7 @@ class _Subject(_AnySubject):
     def apply(self, hypothesis: Hypothesis) -> Generator[None]:
         with ExitStack() as undo:
             if hypothesis.slopes is not None:
-                self._change_bias(TURNED[hypothesis.slopes], undo)
+                self._change_bias(SLOPE_CHANGES[hypothesis.slopes], undo)
             if hypothesis.layout not in (None, self.layout):
                 self._reorder(hypothesis.layout, undo)
             rotaries = {kind: self.rotary(own, hypothesis) for kind, own in self.own.items()}
@@ -246,7 +246,7 @@ class _LabSubject(_AnySubject):
         encoding = self.model.encoding
         if hypothesis.slopes is not None and isinstance(encoding, ALiBi):
             slopes = torch.as_tensor(encoding.slopes).detach()
-            turned = TURNED[hypothesis.slopes](slopes, len(slopes)).tolist()
+            turned = SLOPE_CHANGES[hypothesis.slopes](slopes, len(slopes)).tolist()
             encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
         elif self.own:
             encoding = self.rotary(self.own[None], hypothesis).replace(layout=hypothesis.layout or self.layout)
@@ -407,7 +407,7 @@ class _Search:
     def _measure(self, hypotheses: Sequence[Hypothesis]) -> None:
         for waiting, hypothesis in zip(reversed(range(len(hypotheses))), hypotheses, strict=True):
             try:
-                self._measure_windows(hypothesis, waiting, looks=len(hypotheses) * (self.most - FEWEST))
+                self._measure_windows(hypothesis, waiting, looks=len(hypotheses) * (self.most - MIN_WINDOWS))
             except LocantError as error:
                 if hypothesis == OWN:
                     raise
@@ -420,7 +420,7 @@ class _Search:
             waiting: the number of hypotheses that come after it.
             looks: the number of looks at all hypotheses of this round.
         """
-        usual = max(FEWEST, self.most // 4)
+        usual = max(MIN_WINDOWS, self.most // 4)
         best = self.losses[min(self.losses, key=self._loss)] if self.losses else None
         windows = list[list[float]]()
         with closing(self.losses_of(hypothesis)) as measured:
@@ -431,7 +431,7 @@ class _Search:
                 self.done += 1
                 left = (self.most if best is None else max(usual, len(windows))) - len(windows) + waiting * usual
                 self.on_step(self.done, self.done + left, hypothesis.name)
-                can_be_dropped = FEWEST <= len(windows) < self.most
+                can_be_dropped = MIN_WINDOWS <= len(windows) < self.most
                 if best is not None and can_be_dropped and _is_worse(np.array(windows), best, looks):
                     worse = float(np.mean(windows) - np.mean(best[: len(windows)]))
                     self.dropped[hypothesis] = len(windows), float(np.mean(best)) + worse
@@ -460,14 +460,16 @@ class _Search:
 def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
     """Return whether the first losses of a hypothesis are clearly above the best losses, at one of `looks` looks."""
     differences = losses - best[: len(losses)]
-    parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
+    parts = np.array_split(differences, max(1, differences.shape[1] // PART_TOKENS), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])
-    return bool(differences.mean() > max(LEAST, margin_of_mean(float(by_part.std(ddof=1)), by_part.size, looks)))
+    return bool(
+        differences.mean() > max(MIN_DIFFERENCE, margin_of_mean(float(by_part.std(ddof=1)), by_part.size, looks))
+    )
 
 
 def _is_clear(one: np.ndarray, other: np.ndarray, comparisons: int) -> bool:
-    """Return whether two hypotheses differ by more than chance and by `LEAST` or more."""
-    if not abs(np.mean(one) - np.mean(other)) >= LEAST:
+    """Return whether two hypotheses differ by more than chance and by `MIN_DIFFERENCE` or more."""
+    if not abs(np.mean(one) - np.mean(other)) >= MIN_DIFFERENCE:
         return False
     first, second = (
         Row(

@@ -79,10 +79,10 @@ EXTRA_FIELDS: Mapping[str, Any] = {
 }
 """The fields that a record of an evaluation has in addition to those of `Record`, with their types."""
 
-TRIED = 8
+TRIAL_TOKENS = 8
 """The number of tokens in the first test of each encoding."""
 
-WRITING = 2
+WINDOWS_PER_ANSWER = 2
 """The time of an answer, in windows of the row's length. The model reads the row and writes some tokens."""
 
 Questions = Mapping[tuple[str, int, float | None], Sequence[ruler.Prompt]]
@@ -262,7 +262,7 @@ def _read_with(model: ReadableModel, way: str, encoding: PositionEncoding | None
 
 def _try_once(model: ReadableModel, way: str, corpus: Corpus, *, asks: bool) -> None:
     """Measure the loss of a few tokens and, if `asks`, write a continuation. Raise `InputError` if a step fails."""
-    ids = corpus.ids[: TRIED + 1]
+    ids = corpus.ids[: TRIAL_TOKENS + 1]
     try:
         losses_in_windows(model.decoder(corpus.tokenizer), ids, len(ids) - 1)
         if asks:
@@ -297,7 +297,9 @@ def _windows_in_time(model: nn.Module, ids: np.ndarray, settings: EvaluationSett
     losses_in_windows(model, ids, longest)
     taken = time.perf_counter() - began
     rows = len(KEYS) * settings.keys * len(DEPTHS) + settings.rows * len(settings.tasks)
-    windows = SHARE * 60 * minutes / taken / len(settings.ways) - WRITING * rows * sum(settings.lengths) / longest
+    windows = (
+        SHARE * 60 * minutes / taken / len(settings.ways) - WINDOWS_PER_ANSWER * rows * sum(settings.lengths) / longest
+    )
     return max(1, int(windows / (len(settings.lengths) + (2 * OVERLAP if settings.far else 0))))
 
 

@@ -34,7 +34,7 @@ PARENTS, MUTATED, CROSSED = 6, 6, 6
 """The numbers of parents, mutated children and crossed children in a generation."""
 SHARE, SPREAD = 0.3, 0.2
 """The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
-LARGEST = 1.25
+MAX_FACTOR = 1.25
 """The largest factor, as a multiple of the factor of linear interpolation. The smallest is 1."""
 
 
@@ -75,7 +75,7 @@ def search_factors(
     loss_of = _Losses(
         TransformersDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity
     )
-    first, largest = _first_generation(extension), LARGEST * length / extension.trained
+    first, largest = _first_generation(extension), MAX_FACTOR * length / extension.trained
     total = len(first) + (MUTATED + CROSSED) * generations
     losses: dict[Factors, float] = {}
     done = 0

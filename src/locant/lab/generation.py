@@ -39,7 +39,7 @@ from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.models.config_values import flag, integer_at, required
-from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_from_lab_config, is_lab_decoder
+from locant.models.lab_decoder import MODEL_TYPE, REMEDY, SIZES, TRAIN_LENGTH, encoding_from_lab_config, is_lab_decoder
 from locant.positions import PositionEncoding
 from locant.positions.description import to_config
 from locant.swapping import swap
@@ -145,7 +145,7 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
         cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
         raise InputError(
-            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", AGAIN
+            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", REMEDY
         ) from error
     stated = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     stored = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
@@ -153,7 +153,7 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
         if stored.get(name) != stated.get(name):
             shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (stored, stated)]
             got = f"got {path}, whose weights have {name} {shapes[0]}, but its {CONFIG} states {shapes[1]}"
-            raise InputError(got, AGAIN)
+            raise InputError(got, REMEDY)
     tensors = {name: each for file in headers for name, each in load_file(path / file).items()}
     model.load_state_dict(tensors, assign=True)
     model.train_length = integer_at(config, TRAIN_LENGTH)

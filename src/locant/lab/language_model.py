@@ -39,7 +39,7 @@ from locant.swapping.added_point import learned_tables
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
-MOST = {
+MAX_SIZES = {
     "layers": (NUM_LAYERS, 1_000),
     "width": (WIDTHS, 2**20),
     "heads": (HEADS, 2**16),
@@ -49,7 +49,7 @@ MOST = {
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
-HELD = 2**25
+MAX_LOGITS = 2**25
 """The largest number of logits in memory at once when nothing is trained."""
 
 MARGIN = 2**25
@@ -106,7 +106,7 @@ def load_config(folder: str | Path) -> Any:
 def require_likely(config: Mapping[str, Any]) -> None:
     """Raise if a configuration has sizes that no model has, because building or running it would hang or fail."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    for what, (keys, most) in MOST.items():
+    for what, (keys, most) in MAX_SIZES.items():
         for value in (part.get(key) for part in parts for key in keys):
             if isinstance(value, int) and not 0 <= value <= most:
                 got = f"got {short_repr(value) if abs(value) > 2**63 else f'{value:,}'} for the {what} of a model"
@@ -362,7 +362,7 @@ class TransformersDecoder(nn.Module):
         self._logits(self._with_beginning(ids), last)
         [hidden], token = states, torch.zeros(1, 1, dtype=torch.long)  # the layers read this one token for each part
         targets = targets.to(hidden.device)
-        size = max(1, HELD // self.model.config.get_text_config().vocab_size)
+        size = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
         losses: list[Tensor] = []
         for states_part, targets_part in zip(
             hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True

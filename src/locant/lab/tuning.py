@@ -83,7 +83,7 @@ often if it would read more windows than the training.
 LOGITS = 2**27
 """The largest number of logits in memory in training, unless a single window has more. They take most of the memory."""
 
-SHORTEST = 16
+MIN_LENGTH = 16
 """The smallest number of first tokens of a window whose mean loss is recorded."""
 
 SAVE_SECONDS = 60.0
@@ -421,10 +421,10 @@ class _Run:
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
-    """Return the mean loss over whole windows, over their first halves, and so on, down to `SHORTEST` tokens."""
+    """Return the mean loss over whole windows, over their first halves, and so on, down to `MIN_LENGTH` tokens."""
     length = len(losses.by_position)
     halves = [length >> times for times in range(length.bit_length())]
-    lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
+    lengths = sorted(each for each in halves if each >= MIN_LENGTH or each == length)
     return {str(each): float(np.mean(losses.by_position[:each])) for each in lengths}
 
 

@@ -37,7 +37,7 @@ WRONG = 1e-2
 FAR = 4096
 """The last position whose vectors are compared with a formula."""
 
-LARGEST = 2**22
+MAX_ELEMENTS = 2**22
 """The largest number of elements in a sequence that is tried."""
 
 SHAPES = {
@@ -272,7 +272,7 @@ def _end(call: _Call, axis: int) -> tuple[int, str | None]:
             return type(error).__name__
         return None
 
-    limit = MAX_INT32 if call.axis is not None else LARGEST // call.width - 1
+    limit = MAX_INT32 if call.axis is not None else MAX_ELEMENTS // call.width - 1
     low, high = NUM_TOKENS - 1, 2 * NUM_TOKENS
     ended = error_at(high := min(high, limit))
     while ended is None and high < limit:

@@ -22,7 +22,7 @@ from locant.probing.subject import name_of, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, function_of
 from locant.spelling import dtype_name
 
-BIASED = 300
+NUM_TOKENS = 300
 """The number of tokens whose bias is measured. It exceeds most buckets and the integers that bfloat16 holds exactly."""
 
 FAR = 4096
@@ -75,15 +75,17 @@ class BiasReport(Report):
     @property
     def compared(self) -> str:
         """What was compared with the encoding, in words."""
-        return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
+        return f"among {NUM_TOKENS} tokens" + (
+            "" if self.of_all else ", for earlier keys alone: a causal mask is needed"
+        )
 
     def _facts(self) -> Iterator[str]:
         yield f"It adds a bias to the scores of {self.num_heads} heads."
         if self.of_distance:
-            yield f"Among {BIASED} tokens the bias is a function of the distance alone."
+            yield f"Among {NUM_TOKENS} tokens the bias is a function of the distance alone."
         elif self.up_to_rows:
             constant = "up to a constant per row, which softmax does not see"
-            yield f"Among {BIASED} tokens the bias is a function of the distance, {constant}."
+            yield f"Among {NUM_TOKENS} tokens the bias is a function of the distance, {constant}."
         yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
         if self.slopes is not None:
             yield f"It falls linearly with the distance, with slopes {first_and_last(self.slopes)}."
@@ -149,9 +151,9 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
             failures.setdefault(called, error)
     else:
         return None
-    whole = bias_of(BIASED, BIASED)
-    refuse_unsteady(target, whole, bias_of(BIASED, BIASED))
-    later = torch.ones(BIASED, BIASED, dtype=torch.bool).triu(1)
+    whole = bias_of(NUM_TOKENS, NUM_TOKENS)
+    refuse_unsteady(target, whole, bias_of(NUM_TOKENS, NUM_TOKENS))
+    later = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).triu(1)
     hidden = whole <= HIDDEN
     causal = bool(hidden[:, later].all()) and not bool(hidden[:, ~later].any())
     visible = whole.masked_fill(hidden, torch.nan)
@@ -168,14 +170,14 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
     elif of_distance:
         encoding, alike = _find_t5(earlier, None if causal else after)
     if encoding is not None:
-        errors = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
+        errors = (_relative(encoding.matrix(NUM_TOKENS).double()) - relative).abs().masked_fill(hidden, 0)
         of_all = float(errors.max()) <= SAME * _largest(relative)
         agrees = float((errors if of_all else errors[:, ~later]).max())
     return BiasReport(
         subject=name_of(target), called=called, encoding=encoding, agrees=agrees, of_all=of_all, alike=alike,
         expected=expected, differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
         num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
-        symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
+        symmetric=not causal and torch.allclose(earlier[:, :NUM_TOKENS], after[:, :NUM_TOKENS], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
         slopes_of=None if slopes is None else _find_alibi(slopes.tolist()),
         buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
@@ -237,7 +239,7 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
         line = line.masked_fill(line <= HIDDEN, torch.nan)
         lines += [line, line.flip(-1)]
     same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-    earlier, after = (next((line for line in lines if same(line[:, :BIASED], side)), side) for side in _sides(bias))
+    earlier, after = (next((line for line in lines if same(line[:, :NUM_TOKENS], side)), side) for side in _sides(bias))
     return earlier, after
 
 
@@ -263,7 +265,7 @@ def _count_values(curves: Tensor) -> int:
 
 def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
     try:
-        newest = bias_of(1, BIASED)
+        newest = bias_of(1, NUM_TOKENS)
     except CALL_ERRORS:
         return None
     return torch.allclose((newest - newest[..., -1:])[:, 0], relative[:, -1], atol=SAME, equal_nan=True)
@@ -349,7 +351,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -> list[str]:
-    other = expected.matrix(BIASED).double()
+    other = expected.matrix(NUM_TOKENS).double()
     if len(other) != len(relative):
         return [f"it has {len(relative)} heads"]
     other = _relative(other)
@@ -360,6 +362,6 @@ def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -
         return ["earlier and later keys are exchanged"]
     wrong = errors.gt(SAME)
     heads = wrong.any(2).any(1).nonzero()[:, 0]
-    rows = torch.arange(BIASED)
+    rows = torch.arange(NUM_TOKENS)
     distance = int((rows[:, None] - rows).abs()[wrong[heads[0]]].min())
     return [f"the biases of {len(heads)} heads differ, in head {int(heads[0])} from distance {distance} on"]

@@ -86,10 +86,10 @@ SAME = 1e-4
 
 SHORT = 8
 LONGEST = 2**18
-CROWD = 5200
+MANY_TOKENS = 5200
 """A number of tokens for which code may choose another kernel."""
 
-COUNTED = 2048
+MAX_COUNTED = 2048
 """The largest number of tokens in one call of a target that counts positions."""
 
 
@@ -336,7 +336,7 @@ def require_steady(subject: Subject) -> Subject:
         x, places = _random(subject, 5), [subject.index(*range(begin, begin + 5)) for begin in (0, 7)]
         near_tokens, far_tokens = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
         subject = subject.with_counting() if torch.equal(near_tokens, far_tokens) else subject
-    subject = subject if subject.convention.takes_positions else subject.with_limit(COUNTED - 1)
+    subject = subject if subject.convention.takes_positions else subject.with_limit(MAX_COUNTED - 1)
     try:
         subject.rotate(_random(subject, 1), subject.index(min(NEAR[-1], subject.limit)))
     except CALL_ERRORS:  # it has few positions
@@ -364,7 +364,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
         batch = _rotate_rows_or_none(subject, tokens, range(5), second, range(5))
         rows = batch is not None and _is_different(batch[1:2], _rotate_rows(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
-    longest = min(LONGEST, 4 * (grows_at or COUNTED)) if subject.limit == MAX_INT32 else subject.limit
+    longest = min(LONGEST, 4 * (grows_at or MAX_COUNTED)) if subject.limit == MAX_INT32 else subject.limit
     long = (
         (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1))
         if takes_positions
@@ -384,7 +384,7 @@ def _differs_in_crowd(subject: Subject, x: Tensor, few: Tensor) -> bool:
     """Return whether many tokens at small positions are rotated differently from a few, as with another kernel."""
     if subject.convention.one_by_one:
         return False
-    many = [place % SHORT for place in range(CROWD)]
+    many = [place % SHORT for place in range(MANY_TOKENS)]
     rotated = _rotate_rows_or_none(subject, x[:, :, many], many)
     return rotated is not None and (bool(rotated.isnan().any()) or _is_different(rotated, few[:, :, many]))
 
@@ -434,7 +434,7 @@ def _grows_at(subject: Subject) -> int | None:
         return rotated is not None and _is_different(rotated[:, :, :SHORT], rotated_alone)
 
     longest = LONGEST if subject.limit == MAX_INT32 else subject.limit
-    end = longest if subject.convention.takes_positions else COUNTED
+    end = longest if subject.convention.takes_positions else MAX_COUNTED
     low, high = SHORT, 2 * SHORT
     while high <= end and not changes(high - 1):
         low, high = high, 2 * high

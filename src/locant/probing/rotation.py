@@ -38,7 +38,7 @@ NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
 EVEN = 1e-3
 """The largest distance of angles from a straight line, in radians at positions up to 61."""
 
-NOTHING = 1e-9
+ZERO = 1e-9
 """Matrix entries and angles up to this size count as 0."""
 
 ROUNDED = 2e-5
@@ -66,12 +66,12 @@ class Block:
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes that rotate the pair."""
-        return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > NOTHING)
+        return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > ZERO)
 
     @property
     def is_rotation(self) -> bool:
         """Whether both members have the same angle."""
-        return _near(self.frequencies, self.of_second, 1e-4, NOTHING)
+        return _near(self.frequencies, self.of_second, 1e-4, ZERO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
     matrix, order = _in_input_order(heads[0])
     width = matrix.shape[-1]
     partners = _partners(matrix)
-    moving = (matrix - matrix[:1]).abs().amax(0) > NOTHING
+    moving = (matrix - matrix[:1]).abs().amax(0) > ZERO
     mixed = max(map(len, partners)) if bool(moving.any()) else 1
     if mixed == 2:
         dims = [(i, j) for i, row in enumerate(partners) for j in row if i < j and bool(moving[i].any())]
@@ -188,7 +188,7 @@ def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
     At position 0 a rotation multiplies by one factor. If its matrix has one entry in each row and column there, the
     column of a row's entry is the input dimension of the row. We sort the rows by these columns.
     """
-    nonzero = matrix[0].abs() > NOTHING
+    nonzero = matrix[0].abs() > ZERO
     if bool((nonzero.sum(0) == 1).all() and (nonzero.sum(1) == 1).all()):
         columns = nonzero.double().argmax(1)
         if not torch.equal(columns, torch.arange(len(columns))):
@@ -198,7 +198,7 @@ def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
 
 def _partners(matrix: Tensor) -> list[list[int]]:
     """Return, for each dimension, the dimensions that it depends on or that depend on it, at any position."""
-    entries = (matrix.abs() > NOTHING).any(0)
+    entries = (matrix.abs() > ZERO).any(0)
     return [row.nonzero().flatten().tolist() for row in entries | entries.T]
 
 
@@ -216,7 +216,7 @@ def _fit_blocks(
         fit_frequencies(angles, steps, axes) for angles in (first, second)
     )
     cosines, sines = ((each[1:] - each[:1]).abs().unflatten(0, (axes, len(steps))).amax(1) for each in (a, c))
-    moves_cosine_alone = (cosines > ROUNDED) & (sines < NOTHING)
+    moves_cosine_alone = (cosines > ROUNDED) & (sines < ZERO)
     rows = zip(
         dims, frequencies.tolist(), second_frequencies.tolist(), first[0].tolist(), moves_cosine_alone.T.tolist(),
         strict=True,

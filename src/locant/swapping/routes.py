@@ -28,7 +28,7 @@ from locant.swapping.added_point import EmbeddingPoint, T5BiasWithoutTable
 from locant.swapping.attention_function import AttentionPoint, rotates_by_class
 from locant.swapping.model_points import ModelPoints
 from locant.swapping.new_encoding import NewEncoding
-from locant.swapping.rotary_point import NEAR, LayerHook, RotaryPoint
+from locant.swapping.rotary_point import NUM_COMPARED, LayerHook, RotaryPoint
 
 
 class Route:
@@ -137,7 +137,7 @@ class KeepOwn(Route):
         if error == 0:
             return encodings
         rounded = f"its frequencies were rounded to 16 bits, and its angles are off by up to {error:.2g}"
-        return f"{encodings}; {rounded} in the first {NEAR} tokens, and by more in later ones"
+        return f"{encodings}; {rounded} in the first {NUM_COMPARED} tokens, and by more in later ones"
 
 
 class RemovePositions(Route):

@@ -31,7 +31,7 @@ SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
 """The axis of each pair. The first three use one series of frequencies: in sections (Qwen2-VL), every third pair
 (Qwen3-VL), or rows and columns alternately and then frames (ERNIE 4.5 VL). The others use a series for each axis, as in
 vision encoders, or an axis for each group of heads (MHRoPE)."""
-MOST = 32
+MAX_SIZE = 32
 """The largest number of frames, of rows, of columns, and of text tokens on either side."""
 
 
@@ -146,9 +146,9 @@ def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any,
 def images(state: State, session: Session) -> Mapping[str, Any]:
     """Return the index of every token on every axis, the axis of every pair, and the similarity after rotation."""
     frames, rows, columns = (
-        state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
+        state.whole(name, n, 1, MAX_SIZE) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
     )
-    before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
+    before, after = state.whole("before", 5, 0, MAX_SIZE), state.whole("after", 4, 0, MAX_SIZE)
     step = state.whole("step", 1, 1, 25)
     continue_from = state.one_of("continue_from", "largest", ["largest", "sides"])
     pairs = state.whole("pairs", 64, 3, 128)

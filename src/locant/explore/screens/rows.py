@@ -23,7 +23,7 @@ from locant.positions import PositionEncoding, Positions, generalizing
 from locant.positions.fields import TokenFeatures
 from locant.positions.registry import encodings
 
-MOST = 192
+MAX_TOKENS = 192
 """The largest number of tokens in a row or cache, which are all drawn."""
 NONE = "none"
 BOTH, CAUSAL = "both directions", "causal"
@@ -70,11 +70,11 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     indices = state.one_of("indices", COUNTED, list(INDICES), INDICES)
     settings = _read_sum(state, indices) if indices in ("coupled", "abacus") else _read_documents(state, indices)
     causal = state.one_of("direction", CAUSAL, [CAUSAL, BOTH]) == CAUSAL
-    window = state.whole("window", 0, 0, MOST) or None
+    window = state.whole("window", 0, 0, MAX_TOKENS) or None
     name = state.one_of("encoding", "rotary", [NONE, *encodings()])
     times = 1 if settings.characters else state.whole("times", 1, 1, 512, log=True)
     row, longer = settings.row(1), settings.row(times)
-    at = state.whole("at", int((row.queries.document >= 0).sum()) - 1, 0, MOST + 64)
+    at = state.whole("at", int((row.queries.document >= 0).sum()) - 1, 0, MAX_TOKENS + 64)
 
     keys = row.queries if row.keys is None else row.keys
     allowed = row.queries.mask(row.keys, causal=causal, window=window)[0, 0].numpy()
@@ -114,7 +114,7 @@ def _read_documents(state: State, indices: str) -> RowSettings:
     padding = state.whole("padding", 2, 0, 64)
     counted = indices == COUNTED
     side = state.one_of("side", "right", ["right", "left"]) if counted else "right"
-    cached = state.whole("cache", 0, 0, MOST) if counted else 0
+    cached = state.whole("cache", 0, 0, MAX_TOKENS) if counted else 0
     world = state.whole("ranks", 1, 1, 8)
     zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
     parts = world * (1 + zigzag) if world > 1 else 1
@@ -134,7 +134,7 @@ def _read_documents(state: State, indices: str) -> RowSettings:
 
 def _read_sum(state: State, indices: str) -> RowSettings:
     """Read the settings of an equation, whose digits have positions by their places."""
-    text = state.text("sum", SUM, longest=MOST)
+    text = state.text("sum", SUM, longest=MAX_TOKENS)
     numbers = [len(digits) for digits in re.findall(r"[0-9]+", text)]
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
         raise RangeError(f"got {short_repr(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
@@ -152,11 +152,11 @@ def _read_sum(state: State, indices: str) -> RowSettings:
 def _lengths(text: str) -> list[int]:
     words = text.replace(",", " ").split()
     remedy = "documents=5, 3, 8"
-    lengths = [whole("documents", int(word) if word.isdecimal() and len(word) < 9 else word, 1, MOST, remedy=remedy)
-               for word in words]  # fmt: skip
-    if not 1 <= sum(lengths) <= MOST:
+    numbers = [int(word) if word.isdecimal() and len(word) < 9 else word for word in words]
+    lengths = [whole("documents", number, 1, MAX_TOKENS, remedy=remedy) for number in numbers]
+    if not 1 <= sum(lengths) <= MAX_TOKENS:
         got = f"got documents of {sum(lengths)} tokens in all" if lengths else f"got {short_repr(text)} for documents"
-        raise RangeError(f"{got}, expected 1 to {MOST}", remedy)
+        raise RangeError(f"{got}, expected 1 to {MAX_TOKENS}", remedy)
     return lengths
 
 

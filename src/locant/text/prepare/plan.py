@@ -57,7 +57,7 @@ from locant.text.tokenizer.tokenizer import LARGEST_VOCABULARY
 SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
 TRAINED = "a BPE trained on the input"
-NAMED = 3
+MAX_LISTED = 3
 """The number of differences that errors list. Further ones are counted."""
 
 FOLDER = ".prepare"
@@ -79,7 +79,7 @@ NAME = 16
 """The number of digits of the hashes that name parts and plans."""
 
 LOCK = "lock"
-YOUNG = 60.0
+GRACE_SECONDS = 60.0
 """Seconds that a new folder may exist without its lock."""
 
 
@@ -223,7 +223,7 @@ class Request:
         if {*before} == {*after} and [*before] != [*after]:  # first, because it alone stops unfinished work
             files.insert(0, "the inputs come in another order")
         changes += files
-        return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
+        return [*changes[:MAX_LISTED], f"{len(changes) - MAX_LISTED} more"] if len(changes) > MAX_LISTED else changes
 
 
 def _token_id(tokenizer: Tokenizer | None, option: str, token: object) -> int:
@@ -483,7 +483,7 @@ def is_abandoned(folder: Path) -> bool:
         with (folder / LOCK).open("rb") as file:
             return lock(file) is True
     except FileNotFoundError:  # the lock does not exist yet, or no longer, for a moment or for ever
-        return time.time() - folder.stat().st_mtime > YOUNG
+        return time.time() - folder.stat().st_mtime > GRACE_SECONDS
 
 
 def cannot_write(what: str, error: OSError) -> InputError:

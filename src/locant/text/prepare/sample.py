@@ -18,7 +18,7 @@ TRAINING_BYTES = 8 * 2**20
 CHECKED_BYTES = 2**19
 """Bytes of text on which an engine is checked."""
 
-STRETCH = 2**15
+BYTES_PER_PLACE = 2**15
 """Bytes that a sample takes from each place. They are enough for a few documents, and few enough for many places."""
 
 MAX_UNPACKED = 2**26
@@ -67,13 +67,13 @@ def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False)
     whole = (byte_range for source in sources for byte_range in cut(source, max(source.size or 0, 1)))
     for byte_range in whole if is_all else _spaced_ranges(sources, ends, size):
         with suppress(InputError) if skip_bad else nullcontext():
-            _add(sample, byte_range, None if is_all else STRETCH, skip_bad)
+            _add(sample, byte_range, None if is_all else BYTES_PER_PLACE, skip_bad)
     return sample
 
 
 def _spaced_ranges(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
     """Yield the byte ranges that begin at evenly spaced places, without repetitions."""
-    places, total = max(size // STRETCH, 1), ends[-1]
+    places, total = max(size // BYTES_PER_PLACE, 1), ends[-1]
     seen: set[tuple[str, int]] = set()
     for i in range(places):
         place = i * total // places
@@ -83,7 +83,7 @@ def _spaced_ranges(sources: Sequence[Source], ends: Sequence[int], size: int) ->
         begin = place - (ends[number] - end) if source.can_be_cut else 0
         if (source.path, begin) not in seen:
             seen.add((source.path, begin))
-            yield ByteRange(source, begin, min(begin + STRETCH, end) if source.can_be_cut else end)
+            yield ByteRange(source, begin, min(begin + BYTES_PER_PLACE, end) if source.can_be_cut else end)
 
 
 def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: bool) -> None:

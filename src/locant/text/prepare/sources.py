@@ -30,7 +30,7 @@ from locant.files import NewFile
 from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, open_source
 from locant.text.prepare.compression import COMPRESSIONS, TOOLS, open_decompressed, require_arrow, require_undamaged
 from locant.text.prepare.text_encodings import (
-    SNIFFED,
+    CHECKED_BYTES,
     is_misread_as,
     known_encoding,
     likely_other_encoding,
@@ -240,7 +240,7 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
     Raise `InputError` if the first bytes of the file contradict its kind. Warn if it is likely not UTF-8, but no
     encoding was named. If it is likely UTF-8 although another encoding was named, add its name to `misread`.
     """
-    data = _beginning(source, SNIFFED)
+    data = _beginning(source, CHECKED_BYTES)
     if source.kind == "parquet":
         if not data.startswith(b"PAR1"):
             raise InputError(f"{source.name} is not a Parquet file", "write the file again")

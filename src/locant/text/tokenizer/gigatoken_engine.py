@@ -12,8 +12,8 @@ These facts about gigatoken (version 0.10) decide how it is used here:
   around a character that is newer than Unicode 3.2 (2002), between the nearest cuts. Emoji and similar signs are
   exceptions.
 * It caches every word that it has seen, so its memory grows by up to twelve times the text. When it has grown
-  by `GROWTH`, it is discarded and built again, which takes a twentieth of a second. If the system does not report
-  memory, this happens after `UNSEEN` bytes of text.
+  by `MAX_GROWTH`, it is discarded and built again, which takes a twentieth of a second. If the system does not report
+  memory, this happens after `MAX_UNMEASURED` bytes of text.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from locant.text.tokenizer.tokenizer import Tokenizer
 Rows = tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]
 """The ids of all documents in one array, and the number of ids of each document."""
 
-GROWTH = 192 * 2**20
+MAX_GROWTH = 192 * 2**20
 """Bytes by which the memory of gigatoken may grow before it is built again."""
 
-UNSEEN = 16 * 2**20
+MAX_UNMEASURED = 16 * 2**20
 """Bytes of text after which gigatoken is built again if its growth is unknown.
 
 The growth is at most twelve times this number.
 """
 
-SPAN = 2**10
+MIN_SPAN = 2**10
 """The fewest bytes that `tokenizers` encodes around a character that gigatoken may read differently."""
 
-SCANNED = 2**18
+SCAN_BYTES = 2**18
 """Bytes that are searched for such characters at a time."""
 
-LEAST = 4 * 2**20
+MIN_BYTES = 4 * 2**20
 """The fewest bytes of text before gigatoken is built again, because other memory of the process may also grow."""
 
 # This class excludes letters, punctuation, currencies, arrows to dingbats except one, Chinese, and emoji. In any
@@ -184,8 +184,8 @@ class GigatokenEngine:
         """Return the offsets in UTF-8 of the characters on which versions of Unicode differ."""
         units = np.frombuffer(b"" if text.isascii() else text, dtype=np.uint8)
         strange = [np.empty(0, dtype=np.int64)]
-        for begin in range(0, len(units), SCANNED):
-            places = np.flatnonzero(units[begin : begin + SCANNED] >= self._lowest) + begin
+        for begin in range(0, len(units), SCAN_BYTES):
+            places = np.flatnonzero(units[begin : begin + SCAN_BYTES] >= self._lowest) + begin
             strange.append(places[~self._is_undisputed[_code_points(units, places)]])
         return np.concatenate(strange)
 
@@ -200,7 +200,7 @@ class GigatokenEngine:
         for place in places.tolist():
             if place >= done:
                 begin = max(last_cut(text, done, place), done)
-                end = first_cut(text, max(place, begin + SPAN))
+                end = first_cut(text, max(place, begin + MIN_SPAN))
                 pieces += [text[done:begin], text[begin:end]]
                 done = end
         return [*pieces, text[done:]]
@@ -239,10 +239,10 @@ class GigatokenEngine:
         after = self._resident()
         self._seen += seen
         if before is None or after is None:
-            full = self._seen >= UNSEEN
+            full = self._seen >= MAX_UNMEASURED
         else:
             self._grown += max(after - before - result, 0)
-            full = self._grown >= GROWTH and self._seen >= LEAST
+            full = self._grown >= MAX_GROWTH and self._seen >= MIN_BYTES
         if full:
             self._library = None
             # Return the memory to the system: the allocator of glibc would keep half of it after each build.

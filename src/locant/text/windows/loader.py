@@ -38,20 +38,30 @@ from locant.errors import InputError
 from locant.text.windows.layouts import collate
 
 BLOCK = 16_384  # windows whose places are computed together
-LISTED = 2**16  # smaller orders are stored as lists
+MAX_LISTED = 2**16  # smaller orders are stored as lists
 ROUNDS = 6  # even, so that each digit ends in its original place
-HALF = np.uint64(32)
+HALF_BITS = np.uint64(32)
 Numbers = UInt64[np.ndarray, " n"]
 
 VERSION = 1  # of the state
 
-OURS = ("self", "dataset", "batch_size", "batch_sampler", "sampler", "collate_fn", "generator", "shuffle", "drop_last")
+OWN_OPTIONS = (
+    "self",
+    "dataset",
+    "batch_size",
+    "batch_sampler",
+    "sampler",
+    "collate_fn",
+    "generator",
+    "shuffle",
+    "drop_last",
+)
 """Options of a `DataLoader` that the loader sets itself."""
 
 WORKER_DEFAULTS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 """Options that have no meaning without workers, and their values in this case."""
 
-LONGEST = 2_147_483  # the longest wait in seconds, because systems count milliseconds in 32 bits
+MAX_TIMEOUT = 2_147_483  # the longest wait in seconds, because systems count milliseconds in 32 bits
 
 OWN_LOADER = "DataLoader(windows, ...) with BatchSampler"
 
@@ -171,7 +181,7 @@ class Permutation:
         self._low = np.uint64(max(math.isqrt(n), 1))
         self._high = np.uint64(-(-n // int(self._low)))
         self._list = None
-        if n < LISTED:
+        if n < MAX_LISTED:
             mixed = _mix(np.arange(n, dtype=np.uint64), self._keys[0])
             self._list = np.argsort(_mix(mixed, self._keys[1]), kind="stable")
 
@@ -197,9 +207,9 @@ class Permutation:
 
 def _shift(digit: Numbers, size: np.uint64, by: Numbers) -> Numbers:
     """Add a number below `size` to the digit, modulo `size`. The upper 32 bits of `by` choose this number."""
-    by >>= HALF
+    by >>= HALF_BITS
     by *= size
-    by >>= HALF
+    by >>= HALF_BITS
     by += digit
     return np.minimum(by, by - size, out=by)  # if `by` is below `size`, the difference wraps around and is huge
 
@@ -208,9 +218,9 @@ def _mix(x: Numbers, key: np.uint64) -> Numbers:
     """Return 64 bits that all depend on all bits of `x` and the key, by two rounds of multiplying and folding."""
     x = x ^ key
     x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> HALF
+    x ^= x >> HALF_BITS
     x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> HALF
+    x ^= x >> HALF_BITS
     return x
 
 
@@ -316,9 +326,9 @@ def _equals(value: Any, expected: str | int) -> bool:
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check and return the options of a data loader, whose own errors have no remedy."""
-    if reserved := [name for name in OURS if name in options]:
+    if reserved := [name for name in OWN_OPTIONS if name in options]:
         raise InputError(f"got {', '.join(reserved)}, which the loader makes itself", f"use {OWN_LOADER}")
-    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OURS]
+    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OWN_OPTIONS]
     for name in options:
         if name not in names:
             close = difflib.get_close_matches(name, [*inspect.signature(BatchSampler).parameters, *names], n=1)
@@ -336,7 +346,7 @@ def _check_option(name: str, value: Any) -> Any:
     if name == "num_workers":
         return whole(name, value, 0, 4096, remedy="pass num_workers=0, or one or two for each training process")
     if name == "timeout":
-        return real(name, value, low=0, high=LONGEST, remedy="pass timeout=0 to wait without a limit")
+        return real(name, value, low=0, high=MAX_TIMEOUT, remedy="pass timeout=0 to wait without a limit")
     if name in ("pin_memory", "persistent_workers"):
         return flag(name, value)
     if name == "in_order" and not flag(name, value):

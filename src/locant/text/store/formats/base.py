@@ -24,7 +24,7 @@ HEAD = 4096
 BLOCK = 1 << 20
 """The number of tokens that are held at a time."""
 
-CHECKED = 1 << 19
+IDS_AT_A_TIME = 1 << 19
 """The number of ids that are checked, narrowed, hashed and written at a time. They fit into the cache of a core."""
 
 SMALL_VOCABULARY = 65_500
@@ -256,8 +256,8 @@ def _unknown_id(ids: np.ndarray, vocab_size: int | None, place: int) -> str:
     unsigned = ids.view(ids.dtype.str.replace("i", "u"))
     dtype_size = int(np.iinfo(ids.dtype).max) + 1
     size = vocab_size or dtype_size
-    for first in range(0, len(ids), CHECKED):
-        block = unsigned[first : first + CHECKED]
+    for first in range(0, len(ids), IDS_AT_A_TIME):
+        block = unsigned[first : first + IDS_AT_A_TIME]
         if int(block.max()) >= min(size, dtype_size):
             at = first + int(np.argmax(block >= min(size, dtype_size)))
             return f"id {ids[at]} at place {place + at}, expected ids within 0..{size - 1}"
