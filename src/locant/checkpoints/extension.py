@@ -230,7 +230,7 @@ def _changed_values(
         rope = ropes_by_layer(config, keys)  # the older form cannot express it
         lengths |= {"rope_scaling": None} if "rope_scaling" in config else {}
     if rope is None:
-        return {**_older_form(config, keys, written, base, layer_type), **lengths}
+        return {**_write_older_form(config, keys, written, base, layer_type), **lengths}
     inner: Mapping[str, Any] = rope if layer_type is None else rope[layer_type]
     new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
     new["rope_theta"] = base
@@ -252,7 +252,7 @@ def _reaches_other_layers(
     return written != {"rope_type": "default"} and any(kind.scaled for kind in others)
 
 
-def _older_form(
+def _write_older_form(
     config: Config, keys: RotaryKeys, written: Mapping[str, Any], base: float, layer_type: str | None
 ) -> dict[str, Any]:
     """Return `rope_scaling` and the base, or only the base if there is no scaling."""

@@ -165,7 +165,7 @@ class Session:
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
                 raise InputError(got, "pass the folder of a model, or of a report of locant compare or evaluate")
         session = cls([Path(file) for file in files])
-        local = _by_name([Path(source) for source in configs if Path(source).exists()])
+        local = _shorten_names([Path(source) for source in configs if Path(source).exists()])
         presets = {source: source for source in configs if not Path(source).exists()}
         sources = {**local, **presets, **session.models}
         session.configs = {name: read_source(source) for name, source in sources.items()}
@@ -174,7 +174,7 @@ class Session:
     @cached_property
     def names(self) -> dict[str, Path]:
         """The files by their names in addresses and on the page."""
-        return _by_name(self.files)
+        return _shorten_names(self.files)
 
     def path_in_code(self, name: str) -> str:
         """Return the path of the file for Python code, or only its name if the answer is shared."""
@@ -246,7 +246,7 @@ class Session:
             comparison.stop(wait=wait)
 
 
-def _by_name(files: Sequence[Path]) -> dict[str, Path]:
+def _shorten_names(files: Sequence[Path]) -> dict[str, Path]:
     """Name the files by the shortest distinct ends of their paths."""
     parts = {file.resolve().parts: file for file in files}
 

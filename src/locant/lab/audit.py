@@ -121,7 +121,7 @@ OWN = Hypothesis()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reversed(Scaling):
+class _ReversedScaling(Scaling):
     """The negated frequencies of another scaling."""
 
     of: Scaling
@@ -168,7 +168,7 @@ class _AnySubject(ABC):
             dim = options.get("rotary_dim", own.rotary_dim)
             options["scaling"] = scaling_by_name(hypothesis.scaling, trained, dim, options["base"])
         if hypothesis.direction == "reversed":
-            options["scaling"] = _Reversed(of=options.get("scaling", own.scaling))
+            options["scaling"] = _ReversedScaling(of=options.get("scaling", own.scaling))
         return own.replace(**options)
 
     def positions_key(self, hypothesis: Hypothesis) -> Sequence[object]:

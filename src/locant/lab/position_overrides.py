@@ -82,23 +82,23 @@ class PositionOverride:
         return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in RENAMED))
 
     @property
-    def stretches(self) -> bool:
+    def is_scaling(self) -> bool:
         """Whether this is a scaling of the model's own encoding."""
         return self.name in STRETCHES
 
     @property
-    def is_of_rotary(self) -> bool:
+    def is_built_from_rotary(self) -> bool:
         """Whether this is built from the model's own rotary encoding."""
-        return self.stretches or self.name in BY_CLASS
+        return self.is_scaling or self.name in BY_CLASS
 
     @property
     def is_for_reading_only(self) -> bool:
         """Whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
         return self.name in ("exact", *BY_CLASS)
 
-    def stretched(self, trained: int) -> int:
+    def stretched_length(self, trained: int) -> int:
         """Return the length to which this stretches a model, which is the trained length without a scaling."""
-        return round(trained * self.factor) if self.stretches and self.factor else trained
+        return round(trained * self.factor) if self.is_scaling and self.factor else trained
 
     def encoding(
         self, model: Any, trained: int, longest: int, layer_type: str | None = None
@@ -125,7 +125,7 @@ class PositionOverride:
             got = f"got {self.name} for a model with the encoding {own!r}, which is not rotary"
             raise InputError(got, "use own, nope or another encoding, or train a model with --encoding rotary")
 
-        if self.is_of_rotary and model.train_length is None:
+        if self.is_built_from_rotary and model.train_length is None:
             got = f"got {self.name} for a model whose config.json does not state the length of its training"
             raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
         if self.name == "exact":

@@ -95,7 +95,7 @@ class Failure(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured(Outcome):
+class _MeasuredFields(Outcome):
     train_length: int
     train_loss: float | None
     """For a text, the mean loss over the last tenth of the steps. For a task, the last loss. ``None`` if not finite."""
@@ -104,7 +104,7 @@ class _Measured(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(_Measured):
+class Record(_MeasuredFields):
     """The measurements of one model. Losses are nats per token on held-out text, and ``None`` if not finite."""
 
     loss_by_length: dict[int, float | None]
@@ -129,7 +129,7 @@ class Record(_Measured):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskRecord(_Measured):
+class TaskRecord(_MeasuredFields):
     """The measurements of one model on a task: the shares of right rows and of right tokens at each length."""
 
     steps: int

@@ -71,7 +71,7 @@ class Accuracy(NamedTuple):
     tokens: float
 
 
-class Learned(NamedTuple):
+class LearningResult(NamedTuple):
     """The number of steps that a training took, and the loss at the last step, in nats per token."""
 
     steps: int
@@ -129,7 +129,7 @@ def accuracy(
 def learn(
     model: Decoder, candidate: Candidate, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
     rate: float, seed: int, on_step: OnStep | None = None,
-) -> Learned:  # fmt: skip
+) -> LearningResult:  # fmt: skip
     """Train a model in place on rows of 1 to `length` items until they are learned, for at most `num_steps`.
 
     Args:
@@ -163,7 +163,7 @@ def learn(
     fall(1.0, min(num_steps - len(losses), max(FALLING, len(losses))))
     if len(losses) < num_steps and right() < STOP_SHARE:
         fall(RESTART_RATE, num_steps - len(losses))
-    return Learned(len(losses), losses[-1])
+    return LearningResult(len(losses), losses[-1])
 
 
 def _optimizers(model: Decoder, rate: float) -> list[tuple[torch.optim.Optimizer, float]]:

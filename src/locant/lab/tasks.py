@@ -338,12 +338,12 @@ def _check(name: str, value: Task) -> None:
         raise RangeError(got, "use a larger vocab_size")
 
 
-def _own(registry: Registry[Task]) -> None:
+def _register_own(registry: Registry[Task]) -> None:
     for name, value in OWN.items():
         registry.register(name, value)
 
 
-TASKS = Registry[Task]("task", "locant.tasks", _check, own=_own)
+TASKS = Registry[Task]("task", "locant.tasks", _check, own=_register_own)
 """All tasks. A package adds a task by an entry point of the group ``locant.tasks``, with its name and its object."""
 
 

@@ -194,7 +194,7 @@ def tune(
         raise InputError(got, Remedy(way="own"))
     config = load_config(source)
     trained = trained_length(config)
-    length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
+    length = settings.length or (way.stretched_length(trained) if way.is_scaling else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), default_vocab_size=VOCAB_SIZE)
     wanted = _run_settings(source, settings, length, corpus)
     _tokenizer_config(source)  # if it cannot be read, fail before the training
@@ -208,8 +208,8 @@ def tune(
         require_apart(output, read)
     require_output(output, force=force)
     training, held_out = split_off(corpus.ids, length)
-    if way.stretches:
-        if (to := way.stretched(trained)) <= trained:
+    if way.is_scaling:
+        if (to := way.stretched_length(trained)) <= trained:
             raise InputError(
                 f"got {way.name}:{way.factor:g}, which does not stretch the model", Remedy(way=f"{way.name}:4")
             )
@@ -262,7 +262,7 @@ def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Cor
 def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: int) -> Any:
     """Give the model its new positions and adapters, and freeze the parameters that are not trained."""
     torch.manual_seed(settings.seed)
-    if not way.stretches and way.name != "own":
+    if not way.is_scaling and way.name != "own":
         swap(model, way.encoding(model, trained_length(model.config), length))
     _state_length(model.config.get_text_config(), length)
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]

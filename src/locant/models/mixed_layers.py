@@ -305,7 +305,7 @@ def _step_ropes(config: Config) -> Config:
 STEP_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factors")
 
 
-def _attention_layers_only(config: Config) -> Config:
+def _keep_attention_layers(config: Config) -> Config:
     """Rewrite Dory as published, whose ``layer_types`` lists attention and MLP alternately."""
     types = layer_types_in(config)
     if "mlp" not in types:
@@ -400,7 +400,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "dory": rotary_row(
         None, 8192, 256, kinds_by_layer=full_every(4),
-        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_attention_layers_only),
+        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_keep_attention_layers),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
     ),
     "beam": rotary_row(

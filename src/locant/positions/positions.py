@@ -23,7 +23,15 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import checks, distances, documents
 from locant.positions.batches import fields_from_batch, make_batch
 from locant.positions.documents import PADDING, MaskMod, check_window, is_allowed
-from locant.positions.fields import NO_FEATURES, TokenFeatures, equal, flatten, join_fields, register_pytree, unflatten
+from locant.positions.fields import (
+    NO_FEATURES,
+    TokenFeatures,
+    are_equal,
+    flatten,
+    join_fields,
+    register_pytree,
+    unflatten,
+)
 from locant.positions.grids import Grid, fields_from_grids, pack_grids, to_grid, to_rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_from_parts
 from locant.tensors import bounds, has_values, host_can_read
@@ -459,7 +467,7 @@ class Positions:
 
     def __eq__(self, other: object) -> bool:
         """Return whether every token has the same index, document, order and place in grids of the same sizes."""
-        return equal(self, other) if isinstance(other, Positions) else NotImplemented
+        return are_equal(self, other) if isinstance(other, Positions) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # equality compares tensors, so it cannot be a dictionary key
 

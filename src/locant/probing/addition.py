@@ -73,7 +73,7 @@ class AdditionReport(Report):
 
     @property
     def compared(self) -> str:
-        """What was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"at positions up to {self.far:,}"
 
     def _facts(self) -> Iterator[str]:
@@ -183,13 +183,13 @@ def addition_report(
             continue
         measured.add(call.called)
         added = results[0] - factor * inputs[0].double()
-        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies(added, axis)]
+        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies_along(added, axis)]
         if varying and call.axis in (None, *varying):
             return _report(target, call, tuple(varying), factor, expected)
     return None
 
 
-def _varies(added: Tensor, axis: int) -> bool:
+def _varies_along(added: Tensor, axis: int) -> bool:
     first = added.narrow(axis, 0, 1)
     return float((added - first).abs().max()) > SAME * float(added.abs().max())
 

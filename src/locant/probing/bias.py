@@ -74,7 +74,7 @@ class BiasReport(Report):
 
     @property
     def compared(self) -> str:
-        """What was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"among {NUM_TOKENS} tokens" + (
             "" if self.of_all else ", for earlier keys alone: a causal mask is needed"
         )

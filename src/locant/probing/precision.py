@@ -206,7 +206,7 @@ def _angle_reader(
     def read(index: Tensor) -> tuple[Tensor, Tensor]:
         tokens = x.expand(-1, -1, index.shape[1], -1)
         rotated = subject.rotate(tokens.to(dtype).clone(), index)[0]
-        angles = angles_of(rotation.in_order(rotated)) - _offsets(rotation)
+        angles = angles_of(rotation.reorder_to_input(rotated)) - _offsets(rotation)
         truth = encoding.rotate_one(tokens, Positions.of(index if subject.axes > 1 else index[..., 0]))
         return angles, angles_of(truth)
 

@@ -284,7 +284,7 @@ def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], enco
     index = torch.stack(orders, -1)[None]
     x = torch.randn(1, HEADS, index.shape[1], subject.width, generator=generator)
     measured, other = (torch.stack(one.rotate(x.clone(), index)) for one in (subject, _subject_of(encoding)))
-    return float((sides[0].in_order(measured) - other).abs().max())
+    return float((sides[0].reorder_to_input(measured) - other).abs().max())
 
 
 Difference = tuple[str, str | None]

@@ -67,7 +67,7 @@ class Report:
 
     @property
     def compared(self) -> str:
-        """What was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"on random tokens at positions up to {NEAR[-1]}"
 
     @property

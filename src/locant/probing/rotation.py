@@ -71,7 +71,7 @@ class Block:
     @property
     def is_rotation(self) -> bool:
         """Whether both members have the same angle."""
-        return _near(self.frequencies, self.of_second, 1e-4, ZERO)
+        return _are_near(self.frequencies, self.of_second, 1e-4, ZERO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +118,20 @@ class Rotation:
                 return begin
         return None
 
-    def in_order(self, x: Tensor) -> Tensor:
+    def reorder_to_input(self, x: Tensor) -> Tensor:
         """Return rotated tokens with their dimensions in the order of the input."""
         return x if self.order is None else x[..., torch.tensor(self.order).argsort()]
 
 
-def _near(one: Sequence[float], other: Sequence[float], share: float, least: float) -> bool:
+def _are_near(one: Sequence[float], other: Sequence[float], share: float, least: float) -> bool:
     return all(math.isclose(a, b, rel_tol=share, abs_tol=least) for a, b in zip(one, other, strict=False))
 
 
 def odd_pairs(one: Rotation, other: Rotation, least: float) -> tuple[list[tuple[Block, Block]], bool]:
     """Return the pairs whose frequencies differ between two rotations, and whether all of them are opposite."""
     both = zip(one.blocks, other.blocks, strict=True)
-    odd = [(a, b) for a, b in both if not _near(a.frequencies, b.frequencies, 1e-5, least)]
-    return odd, all(_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
+    odd = [(a, b) for a, b in both if not _are_near(a.frequencies, b.frequencies, 1e-5, least)]
+    return odd, all(_are_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
 
 
 def rotations(subject: Subject) -> tuple[Rotation, Rotation]:

@@ -170,7 +170,7 @@ def losses_table(summary: Summary) -> Table:
     rows = [
         [row.encoding, Cell(text=f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, look="quiet")]
         + [_loss(summary, row, length, row in leaders[length]) for length in summary.lengths]
-        for row in summary.ranked(summary.lengths[-1])
+        for row in summary.rank(summary.lengths[-1])
     ]
     counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
     losses = {name: [f"{loss:.3f}"] * len(summary.lengths) for name, loss in counts.items() if loss is not None}
@@ -217,7 +217,7 @@ def context_table(summary: Summary) -> Table | None:
     if measured is None:
         return None
     rows = []
-    for row in summary.ranked(summary.lengths[-1]):
+    for row in summary.rank(summary.lengths[-1]):
         losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
         clear = "" if row.far_is_clear else " (not clear)"
         rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])

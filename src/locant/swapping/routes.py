@@ -166,7 +166,7 @@ class AddToScores(Route):
         return self.new_encoding
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
+        return f"{_to_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
 
 
 class AddToEmbeddings(Route):
@@ -191,10 +191,10 @@ class AddToEmbeddings(Route):
             EmbeddingPoint(self.new_encoding, stack, arguments).attach(undo)
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
+        return f"{_to_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
 
 
-def _one_line(encoding: PositionEncoding) -> str:
+def _to_one_line(encoding: PositionEncoding) -> str:
     return " ".join(str(encoding).split())
 
 

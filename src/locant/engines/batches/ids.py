@@ -84,7 +84,7 @@ def _steps(text: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return text.diff(dim=1), real[:, 1:] & real[:, :-1]
 
 
-def _falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
+def _find_falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
     """Return whether the id of each token is not larger than the id of the real token before it."""
     slots = torch.where(real, torch.arange(text.shape[1]), -1)
     before = torch.nn.functional.pad(slots, (1, 0), value=-1)[:, :-1].cummax(1).values
@@ -125,7 +125,7 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
 
 
 def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
-    if (place := first_place(_falls(text, batch.real))) is None:
+    if (place := first_place(_find_falls(text, batch.real))) is None:
         return
     row, token = place
     if int(text[row, token]) not in (0, int(text[row, 0]), int(_first_real(text, batch.real)[row])):
@@ -147,7 +147,7 @@ def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:
 
 
 def _ids_with_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Iterator[Finding]:
-    document = _falls(text, batch.real).long().cumsum(1)
+    document = _find_falls(text, batch.real).long().cumsum(1)
     earlier = torch.ones_like(visible[0]).tril(-1)
     apart = document[:, :, None] != document[:, None, :]
     real = batch.real[:, :, None] & batch.real[:, None, :]

@@ -48,7 +48,7 @@ class Choice:
 
     @property
     def kind(self) -> type[PositionEncoding]:
-        """Its class."""
+        """The class of the encoding."""
         return find(self.name)
 
     @property

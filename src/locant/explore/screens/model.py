@@ -184,7 +184,7 @@ def _swap(state: State, session: Session) -> Mapping[str, Any]:
         trained, longest = _lengths(model.config)
         types = layer_types(bias_points(model), model.config.get_text_config())
         every, of_type = _plan(state, way, types)
-        with nullcontext() if way.is_of_rotary else Weightless():
+        with nullcontext() if way.is_built_from_rotary else Weightless():
             encoding = way.encoding(model, trained, longest, of_type)
         arguments: dict[str, Any] = {"encoding": encoding}
         if of_type is not None:
@@ -195,7 +195,7 @@ def _swap(state: State, session: Session) -> Mapping[str, Any]:
             sentences = [each.partition(": ")[2] for each in handle.sentences]
     except LocantError as error:
         return {**answer, "refused": [error.cause, error.remedy]}
-    to = max(way.stretched(trained), 2 * trained)
+    to = max(way.stretched_length(trained), 2 * trained)
     auto, pairs = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
     model_name, code = shlex.quote(folder), _code_of_encoding(encoding, way, (trained, longest, of_type))

@@ -56,7 +56,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     tally.skipped += 1
                     begin += len(line) + 1
                     continue
-                number = _lines_before(byte_range, first) + seen + 1
+                number = _count_lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
                 remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
                 if number == 1 and ARRAY.match(line):
@@ -99,7 +99,7 @@ def _lookup(record: Any, field: str) -> Any:  # any JSON
     return _lookup(record[outer], inner)
 
 
-def _lines_before(byte_range: ByteRange, place: int) -> int:
+def _count_lines_before(byte_range: ByteRange, place: int) -> int:
     """Return the number of lines before `place`, or 0 if the range begins the file, as for compressed files."""
     if not byte_range.start:
         return 0

@@ -204,7 +204,7 @@ class Request:
         usual = self.options.get("end_of_text", tokenizer.end_of_text)
         return usual if self.options["append_end_of_text"] else None
 
-    def mends(self, plan: Plan) -> bool:
+    def can_mend(self, plan: Plan) -> bool:
         """Return True if this is the plan's request, except for changes of files or of `skip_bad`."""
         before, after = ({source.path: source for source in each} for each in (plan.sources(), self.sources))
         if dict(plan.options) != dict(self.options) or [*before] != [*after]:
@@ -325,7 +325,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
             plan = read_plan(store)
         if plan is None:
             raise InputError(f"{store / FOLDER} vanished while it was made", "run the same again, one run at a time")
-        if request.mends(plan) and not (plan.folder / NUMBERING).exists():
+        if request.can_mend(plan) and not (plan.folder / NUMBERING).exists():
             plan = _mend_plan(plan, request)
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(

@@ -225,7 +225,7 @@ class EngineOnDemand:
             if self._engine is None:
                 if self._seen < CHOICE_BYTES:
                     return None
-                self._engine = choose_engine("auto", self._tokenizer, _stretches(texts))
+                self._engine = choose_engine("auto", self._tokenizer, _sample_texts(texts))
             if self._engine.name != "gigatoken":
                 return None
             documents = [text if isinstance(text, bytes) else _utf8(text) for text in texts]
@@ -247,7 +247,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-def _stretches(texts: Sequence[str | bytes]) -> list[bytes]:
+def _sample_texts(texts: Sequence[str | bytes]) -> list[bytes]:
     """Return about `CHECKED_BYTES` characters or bytes of the texts, from evenly spaced places."""
     step = max(sum(map(len, texts)) * BYTES_PER_PLACE // CHECKED_BYTES, BYTES_PER_PLACE)
     pieces: list[bytes] = []
