@@ -205,7 +205,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mllama_vision_model": _unsupported_row("gated tables of patches and of the tiles of an image"),
     "pvt": _unsupported_row("another grid in every stage"),
     "radio": _unsupported_row("a table that is cut out of a larger one by the size of an image"),
-    "sam2_hiera_det_model": _unsupported_row("a small table that is resized, and a table that is repeated in every window"),
+    "sam2_hiera_det_model": _unsupported_row(
+        "a small table that is resized, and a table that is repeated in every window"
+    ),
     "videoprism_vision_model": _unsupported_row("a table of the places in a frame, and a later table of the frames"),
     **dict.fromkeys(
         (

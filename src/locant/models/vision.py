@@ -295,8 +295,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(
-        encoding=_decomposed_bias("use_relative_position_embeddings"), layer_types=_window_kinds, default_layer_type=None,
-        defaults=IMAGE, warnings=(AT_THE_INPUT,),
+        encoding=_decomposed_bias("use_relative_position_embeddings"), layer_types=_window_kinds,
+        default_layer_type=None, defaults=IMAGE, warnings=(AT_THE_INPUT,),
     ),
     "vit": Architecture(encoding=learned_grid(1), defaults=IMAGE),
     "deit": Architecture(encoding=learned_grid(2), defaults=IMAGE),
