@@ -32,9 +32,9 @@ from locant.swapping import swap
 FOLDER = Path(__file__).parent / "small_model"
 WEIGHTS = "model.safetensors"
 ENCODINGS = ("rotary", "alibi", "sinusoidal", "t5", "learned", "nope")
-WAYS = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
+OVERRIDES = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
 """The encodings to choose from for a model in a folder. None of them needs training."""
-OF_ENCODINGS = "encodings."
+ENCODING_PREFIX = "encodings."
 """The prefix of the names of the encodings' weights."""
 VOCAB_SIZE, LENGTH = 1024, 128
 D_MODEL, NUM_LAYERS, NUM_HEADS = 64, 2, 4
@@ -72,8 +72,8 @@ def small_model(name: str) -> Decoder:
     >>> weights.shape, bool(weights[0, 0, 1:].any())
     (torch.Size([4, 3, 3]), False)
     """
-    weights, own = load_file(FOLDER / WEIGHTS), f"{OF_ENCODINGS}{name}."
-    shared = {key: weight for key, weight in weights.items() if not key.startswith(OF_ENCODINGS)}
+    weights, own = load_file(FOLDER / WEIGHTS), f"{ENCODING_PREFIX}{name}."
+    shared = {key: weight for key, weight in weights.items() if not key.startswith(ENCODING_PREFIX)}
     encoding_weights = {key.removeprefix(own): weight for key, weight in weights.items() if key.startswith(own)}
     model = untrained_model.__wrapped__(name, VOCAB_SIZE)
     model.load_state_dict({**shared, **{f"embedding.encoding.{key}": each for key, each in encoding_weights.items()}})

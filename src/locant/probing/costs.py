@@ -53,7 +53,7 @@ COSTS = {
     "linear scaling": Cost("linear scaling by 4 that it was not trained with", 2.13, None),
 }
 
-OF_ROUNDINGS = {
+ROUNDING_COSTS = {
     "bfloat16 frequencies": "narrow frequencies",
     "float16 frequencies": "narrow frequencies",
     "positions counted in bfloat16": "positions in bfloat16",

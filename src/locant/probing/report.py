@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from locant.positions.base import PositionEncoding
-from locant.probing.costs import OF_ROUNDINGS, Finding
+from locant.probing.costs import ROUNDING_COSTS, Finding
 from locant.probing.norm import NormReport
 from locant.probing.precision import CAST_UP_TO, EXACT, RESTARTS, UNHARMED, Arrangement
 from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
@@ -295,7 +295,7 @@ class RotationReport(Report):
     def _imprecise(self) -> Iterator[Finding]:
         """Yield warnings about wrong angles, in the target's own dtype or after a cast."""
         of, why = "" if self.worse is None else f" of {self.worse}", self.rounding or ""
-        cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
+        cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else ROUNDING_COSTS.get(why)
         if self.uneven is not None:
             place, error = self.uneven
             off = f"off by {spell(error, 2)} radians at position {place:,}"
@@ -310,7 +310,7 @@ class RotationReport(Report):
         harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
         if self.rounding not in (*UNHARMED, None):
             return
-        costs = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
+        costs = {dtype: ROUNDING_COSTS.get(why or "") for dtype, (_, why) in harmed.items()}
         for cost in dict.fromkeys(costs.values()):
             casts = {dtype: each for dtype, each in harmed.items() if costs[dtype] == cost}
             off = " and ".join(spell(error, 2) for error, _ in casts.values())
@@ -319,7 +319,7 @@ class RotationReport(Report):
             phrase = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
             yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", cost)
         if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
-            cost = OF_ROUNDINGS.get(self.narrow)
+            cost = ROUNDING_COSTS.get(self.narrow)
             yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", cost)
 
     def _no_rotation(self, side: Rotation) -> Iterator[str]:

@@ -23,7 +23,7 @@ from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained_length, without_weights
-from locant.lab.position_overrides import NUMBERED, USUAL_FACTOR, PositionOverride
+from locant.lab.position_overrides import TAKE_NUMBER, USUAL_FACTOR, PositionOverride
 from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
 from locant.positions.description import Weightless, to_config
@@ -224,7 +224,7 @@ def _build_without_weights(text: str) -> Any:
 
 def _read_override(state: State) -> PositionOverride:
     name = state.one_of("with", "yarn", [each for each in PositionOverride.names() if each != "own"], SCALING_TITLES)
-    if name not in NUMBERED:
+    if name not in TAKE_NUMBER:
         return PositionOverride(name)
     usual = USUAL_FACTOR.get(name, USUAL)
     whole = name == "self-extend"

@@ -45,7 +45,7 @@ losses = {row.encoding: by_position(row) for row in summarise(report).rows}
 RECALLED = """keys = next(each["pass_keys"] for each in report["records"] if each["encoding"] == {!r})
 share = {{(each["depth"], each["length"]): each["recalled"] / each["asked"] for each in keys if each["asked"]}}
 """
-OF_TUNING = {
+CODE_OF_TUNING = {
     "training": 'training, held_out = report["train_loss"], dict(report["held_out"])\n',
     "loss-by-length": 'losses = {when: report[f"{when}_by_length"] for when in ("before", "after")}\n',
 }
@@ -272,7 +272,7 @@ def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> d
     head = "import json\nfrom pathlib import Path\n\n"
     read = f"report = json.loads(Path({str(file)!r}).read_text('utf-8'))\n"
     if tuned:
-        return {picture: head + read + code for picture, code in OF_TUNING.items()}
+        return {picture: head + read + code for picture, code in CODE_OF_TUNING.items()}
     summary = f"{head}import numpy as np\n\nfrom locant.lab.summary import summarise\n\n{read}"
     keys = [head + read + RECALLED.format(each["name"]) for each in shown["pass_keys"]]
     return {

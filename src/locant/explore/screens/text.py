@@ -64,7 +64,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     length, stride = state.whole("length", 8, 2, 64), state.whole("stride", 4, 1, 64)
     part = ids[start : start + count]
     at = state.whole("at", min(11, len(part) - 1), 0, len(part) - 1, follows=True)
-    names = models.WAYS if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
+    names = models.OVERRIDES if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
     encoding = state.one_of("encoding", "own" if folder else "rotary", names, TITLES)
     if folder:
         embedding = _load_pretrained(folder)

@@ -39,7 +39,7 @@ from locant.text.tokenizer.local_files import find_tokenizer
 if TYPE_CHECKING:
     from locant.text.tokenizer.engine import EngineOnDemand
 
-NAME_OF_A_TEXT = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
+TEXT_FILE_NAME = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
 """Texts without white space that end like a file name. Even if there is no such file, nobody means them as text."""
 
 LARGE = 4096
@@ -509,6 +509,6 @@ def _text_to_learn(text_or_path: str | Path) -> str:
     # A short text that is also the name of a file most likely means the file. Longer texts cannot be names.
     if 0 < len(text.encode()) < 256 and Path(text).is_file():
         raise InputError(f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r})")
-    if re.fullmatch(NAME_OF_A_TEXT, text):
+    if re.fullmatch(TEXT_FILE_NAME, text):
         raise InputError(f"got the text {text!r}, which looks like the name of a file", f"pathlib.Path({text!r})")
     return text

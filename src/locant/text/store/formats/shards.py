@@ -41,7 +41,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Megatron-LM's codes of integer dtypes (6 and 7 are floating point)."""
-CODE_OF = {np.dtype(name): code for code, name in CODES.items()}
+DTYPE_CODES = {np.dtype(name): code for code, name in CODES.items()}
 MAX_LENGTH = 2**31 - 1
 LENGTHS = 1 << 17
 """The number of document lengths that are in memory at a time."""
@@ -162,7 +162,7 @@ class IndexWriter:
     def finish(self) -> str:
         """Write the rest of the index, and return the SHA-256 of the whole file."""
         self._append(self._last, "<i4")
-        header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
+        header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self._dtype], self.documents, self.documents + 1)
         self._file.overwrite(header, at=0)
         digest = hashlib.sha256(header)
         for lengths in self._blocks():
