@@ -187,7 +187,7 @@ def parse_without_scaling(name: str) -> Candidate:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return the values of the `PROCESS_SETTINGS` settings."""
+    """Return the values of the `PROCESS_SETTINGS`."""
     return {name: get() for name, (get, _) in PROCESS_SETTINGS.items()}
 
 
