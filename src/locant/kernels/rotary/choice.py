@@ -6,8 +6,8 @@ import functools
 import importlib.util
 from typing import Literal, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from locant.kernels.rotary import cpu
 from locant.kernels.rotary.reference import Tables
@@ -21,8 +21,8 @@ class KernelChoice(NamedTuple):
 
 
 def choose_kernel(
-    q: Float[Tensor, "batch heads seq head_dim"],
-    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    q: Float[torch.Tensor, "batch heads seq head_dim"],
+    positions: Int[torch.Tensor, "#batch seq"] | Int[torch.Tensor, "#batch seq axes"],
     tables: Tables,
 ) -> KernelChoice:
     """Return the fastest kernel that supports these tensors.
