@@ -22,6 +22,7 @@ from torch import Tensor
 from locant import Positions, Rotary
 from locant.kernels.rotary import op
 from locant.kernels.rotary import triton as kernel
+from locant.kernels.rotary.choice import KernelChoice
 from tests.gpu_without_gpu import launcher
 
 __all__: list[str] = []
@@ -93,7 +94,7 @@ def main() -> None:
     torch.set_num_threads(1)
     launcher.start(Path(tempfile.mkdtemp(prefix="locant-host-time-")))
     launcher._Launcher.__call__ = _nothing  # type: ignore[method-assign]
-    kernel._interpreted = lambda: True  # tensors of the CPU will do
+    kernel._is_interpreted = lambda: True  # tensors of the CPU will do
     op.choose_kernel = _choose
     for batch in (1, 64):
         for name, microseconds in least(contenders(batch)).items():
@@ -103,10 +104,10 @@ def main() -> None:
 def _nothing(*_: object) -> None: ...
 
 
-def _choose(*given: Any) -> op.KernelChoice:
+def _choose(*given: Any) -> KernelChoice:
     """As on a GPU, where this is asked in every call."""
-    reason = kernel.unsupported(*given)
-    return op.KernelChoice("triton", "q is on a GPU") if reason is None else op.KernelChoice("reference", reason)
+    reason = kernel.why_not_triton(*given)
+    return KernelChoice("triton", "q is on a GPU") if reason is None else KernelChoice("reference", reason)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from locant.explore.models import (
+    ENCODING_PREFIX,
     ENCODINGS,
     FOLDER,
     LENGTH,
-    OF_ENCODINGS,
     VOCAB_SIZE,
     WEIGHTS,
-    encoding_of,
+    build_encoding,
     untrained_model,
 )
 from locant.lab.results import environment
@@ -37,7 +37,7 @@ def main(steps: int) -> None:
     tokenizer = Tokenizer.train(text, VOCAB_SIZE)
     training, held_out = split_off(tokenizer.encode(text), LENGTH)
     model = untrained_model("nope", VOCAB_SIZE)
-    encodings = torch.nn.ModuleDict({name: encoding_of(name) for name in ENCODINGS})
+    encodings = torch.nn.ModuleDict({name: build_encoding(name) for name in ENCODINGS})
     parameters = [*model.parameters(), *encodings.parameters()]
     optimizer = optimizer_of(parameters, HIGHEST)
     windows = Windows(training, LENGTH, stride=1)
@@ -55,7 +55,7 @@ def main(steps: int) -> None:
         model.embedding.encoding = encoding
         losses[name] = round(losses_in_windows(model, held_out, LENGTH).mean, 3)
     model.embedding.encoding = encodings["nope"]
-    weights = {**model.state_dict(), **encodings.state_dict(prefix=OF_ENCODINGS)}
+    weights = {**model.state_dict(), **encodings.state_dict(prefix=ENCODING_PREFIX)}
     about = {"text": "Python's own documentation, pydoc_data.topics", "tokens": len(training), "steps": steps,
              "batch_size": BATCH, "length": LENGTH, "held_out_loss": losses, "environment": environment()}  # fmt: skip
     FOLDER.mkdir(exist_ok=True)

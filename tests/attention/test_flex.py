@@ -62,12 +62,12 @@ def test_it_is_compiled_and_never_the_function_that_holds_all_scores(monkeypatch
         return lambda q, k, v, **_: torch.zeros_like(q)
 
     monkeypatch.setattr(torch, "compile", compile_instead)
-    flex._compiled.cache_clear()
+    flex._compile_for.cache_clear()
     try:
         x = torch.zeros(1, 2, 5, 16)
         attend(x, x, x, positions=Positions.arange(5), backend="flex")
     finally:
-        flex._compiled.cache_clear()
+        flex._compile_for.cache_clear()
     assert made == [("flex_attention", {"fullgraph": True, "dynamic": False})]
 
 
@@ -76,7 +76,7 @@ def test_no_queries_or_no_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> 
     """On a CPU, sizes are powers of two: lengths that grow by one are not compiled one by one."""
     sizes = []
     monkeypatch.setattr(
-        flex, "_compiled", lambda device: lambda q, k, v, **_: (sizes.append((q.shape[2], k.shape[2])), q)[1]
+        flex, "_compile_for", lambda device: lambda q, k, v, **_: (sizes.append((q.shape[2], k.shape[2])), q)[1]
     )
     q, k = torch.zeros(2, 3, 4, 16), torch.zeros(2, 3, length, 16)
     y = attend(q, k, k, positions=Positions.arange(4), k_positions=Positions.arange(length), backend="flex")

@@ -106,7 +106,7 @@ def test_the_list_of_models_that_count_padding(kind: str) -> None:
     off = float((padded - alone).abs().max())
     facts = facts_of(model)
     if facts.counting == "slots":
-        assert facts.absolute
+        assert facts.adds_positions
         assert off > DIFFERENT
     else:
         assert off <= LOGITS * max(1.0, float(alone.abs().max()))
@@ -191,13 +191,13 @@ def test_the_remedy_for_a_mask_separates_documents(kind: str) -> None:
 def test_lengths_and_axes_are_those_of_the_configuration() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6}
     qwen = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32768}
-    assert facts_of(qwen).longest == 32768
-    assert facts_of({**qwen, "rope_parameters": yarn}).longest == 131072
-    assert (facts_of("gpt2").longest, facts_of("opt-1.3b").longest, facts_of("roberta-base").longest) == (
+    assert facts_of(qwen).num_ids == 32768
+    assert facts_of({**qwen, "rope_parameters": yarn}).num_ids == 131072
+    assert (facts_of("gpt2").num_ids, facts_of("opt-1.3b").num_ids, facts_of("roberta-base").num_ids) == (
         1024,
         2048,
         514,
     )
-    assert (facts_of("bloom-7b1").longest, facts_of("t5-base").longest) == (None, None)
+    assert (facts_of("bloom-7b1").num_ids, facts_of("t5-base").num_ids) == (None, None)
     assert (facts_of("qwen2-vl-7b").axes, facts_of("llama-3.1-8b").axes) == (3, 1)
     assert facts_of(None).is_known is False

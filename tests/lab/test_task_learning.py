@@ -11,7 +11,7 @@ import torch
 from locant import InputError
 from locant.lab import Decoder, Settings, generate, task_learning
 from locant.lab.candidate import Candidate
-from locant.lab.task_learning import IGNORED, ROWS, Accuracy, Learned, accuracy, batch, learn, measured_rows
+from locant.lab.task_learning import IGNORED, ROWS, Accuracy, LearningResult, accuracy, batch, learn, measured_rows
 from locant.lab.tasks import OWN, Row, Task, task
 from locant.lab.text_learning import build
 from locant.positions import Positions
@@ -89,7 +89,9 @@ def test_padding_changes_no_accuracy() -> None:
     assert accuracy(decoder, candidate, task("brackets"), 6, longest=LONGEST) == (rows, tokens)
 
 
-def learned(length: int = 3, seed: int = 0, num_steps: int = 400) -> tuple[Decoder, Candidate, Learned, list[float]]:
+def learned(
+    length: int = 3, seed: int = 0, num_steps: int = 400
+) -> tuple[Decoder, Candidate, LearningResult, list[float]]:
     decoder, candidate = model(seed=seed)
     losses = list[float]()
     how = learn(
@@ -149,8 +151,8 @@ def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
     def right(*_: object, **__: object) -> Accuracy:
         asked.append(len(noted[torch.optim.AdamW]))
         if asked[-1] == steps and steps < num_steps:
-            return Accuracy(task_learning.ENOUGH - (0 if is_learned else 0.01), 0.0)
-        return Accuracy(task_learning.HALF * (asked[-1] == is_learned_at), 0.0)
+            return Accuracy(task_learning.STOP_SHARE - (0 if is_learned else 0.01), 0.0)
+        return Accuracy(task_learning.DECAY_SHARE * (asked[-1] == is_learned_at), 0.0)
 
     for kind in noted:
         monkeypatch.setattr(kind, "step", noting(kind, kind.step))

@@ -66,9 +66,9 @@ ENCODINGS = list(encodings().values())
 SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
 FACTORIES = [
     *(
-        WRAPPED.get(name, one)
-        for name, one in inspect.getmembers(Positions, inspect.ismethod)
-        if name[0] != "_" and name != "from_fields"  # the others call it
+        WRAPPED.get(name, getattr(Positions, name))
+        for name, one in sorted(vars(Positions).items())  # the values of old names would warn
+        if isinstance(one, classmethod) and name[0] != "_" and name != "from_fields"  # the others call it
     ),
     Positions.arange(4).shard, Positions.arange(4).shard_slots, abacus, coupled, randomized,
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from locant.files import NewFile, flush, new_folder, require_new
 from locant.spelling import dtype_name
 
 INDEX = "model.safetensors.index.json"
-WHOLE = ("model.safetensors", "adapter_model.safetensors")
+WEIGHT_FILES = ("model.safetensors", "adapter_model.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes of tables that need no conversion before computation, by their names in safetensors."""
 LONGEST_NAME = 255
@@ -212,7 +212,7 @@ def require_output(output: Path, *, force: bool) -> None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    files = [name for name in (*WHOLE, INDEX) if (folder / name).exists()]
+    files = [name for name in (*WEIGHT_FILES, INDEX) if (folder / name).exists()]
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if len(files) > 1:
         got = f"got {folder} with {' and '.join(files)}, expected one of them"
@@ -222,7 +222,7 @@ def _weight_files(folder: Path) -> list[str]:
         save = "safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
         raise InputError(got, f"write the same weights as safetensors: model.save_pretrained(folder), or {save}")
     if not files:
-        raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "use a folder with safetensors")
+        raise InputError(f"got {folder} without {WEIGHT_FILES[0]} or {INDEX}", "use a folder with safetensors")
     return sorted(set(_weight_map(folder).values())) if files == [INDEX] else files
 
 

@@ -20,7 +20,7 @@ from locant.extras import is_installed, require
 from locant.models.registry import presets
 
 CONFIG = "config.json"
-LARGEST = 2**28
+MAX_BYTES = 2**28
 ATTENTION = ("attn_implementation", "_attn_implementation")
 
 
@@ -95,8 +95,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raise `InputError` if the file is missing or does not hold an object."""
     if not path.is_file():
         raise InputError(f"got no file {path}", "use the folder of a checkpoint, with its configuration")
-    if path.stat().st_size > LARGEST:
-        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"use a file of at most {LARGEST} bytes")
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"use a file of at most {MAX_BYTES} bytes")
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:

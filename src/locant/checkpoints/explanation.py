@@ -45,10 +45,10 @@ from locant.spelling import spell
 AXES = ("time", "rows", "columns")
 """The meaning of each axis of positions of images and video."""
 
-MOST = 10_000
+MAX_LAYERS = 10_000
 """The largest number of listed layers. No published model has a tenth as many."""
 
-MADE_FOR = 2048
+DEFAULT_LENGTH = 2048
 """The length to measure if a configuration has no length."""
 
 TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narrower than the layers come first
@@ -146,7 +146,7 @@ def _layers(
 ) -> Layers:
     rotary = None
     if isinstance(encoding, Rotary):
-        trained = trained_length(config, encoding) or longest or MADE_FOR
+        trained = trained_length(config, encoding) or longest or DEFAULT_LENGTH
         rotary = rotary_settings(encoding, longest or trained, trained)
     nope = type(encoding) is PositionEncoding
     return Layers(
@@ -162,12 +162,12 @@ def _layers(
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
     """Build an encoding on the meta device. If ``rope_interleave`` names a layout, the encoding has this layout."""
-    with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
+    with torch.device("meta"), _SkipInitialization(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialization(TorchFunctionMode):
     """Skips the initialization of tables, because random numbers on the meta device make torch load its compiler.
 
     It does not use `Weightless`, under which an architecture without a row could not be measured.
@@ -368,14 +368,16 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     full = with_defaults(config)
     if isinstance(full.get("num_hidden_layers"), Mapping):  # one number for each of several parts (LXMERT)
         return ()
-    count = min(integer_at(full, *NUM_LAYERS) or 0, MOST)
+    count = min(integer_at(full, *NUM_LAYERS) or 0, MAX_LAYERS)
     kinds = layer_types(full)
     reaches = reach_by_layer(full, row, count)
     if kinds == ("encoder", "decoder"):
-        decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
+        decoder = min(integer_at(full, "num_decoder_layers") or count, MAX_LAYERS)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
     named = (
-        _rotary_by_layer(full, count) if kinds and set(kinds) <= set(ROTATION_KINDS) else layer_types_in(full)[:MOST]
+        _rotary_by_layer(full, count)
+        if kinds and set(kinds) <= set(ROTATION_KINDS)
+        else layer_types_in(full)[:MAX_LAYERS]
     )
     named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
     if kinds and (len(named) != count or not {*named} <= {*kinds}):

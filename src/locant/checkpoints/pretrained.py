@@ -24,7 +24,7 @@ from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.registry import read, read_known
+from locant.models.registry import read_config, read_known_config
 from locant.models.weights import InputTables, RowScale
 from locant.positions.base import PositionEncoding
 from locant.positions.description import from_config
@@ -54,11 +54,11 @@ class _Source:
         self.tensors = TensorFolder(folder)
         self.folder = self.tensors.folder
         facts = read_json(self.folder / CONFIG)
-        if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
+        if facts.get("auto_map") and read_config(facts)[1].rotary is UNKNOWN:
             kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
-        self.config, self.row = read_known(facts)
+        self.config, self.row = read_known_config(facts)
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
@@ -221,7 +221,7 @@ def load_swapped(
     path = Path(folder)
     facts = read_json(path / CONFIG)
     if CONFIG_KEY not in facts and any(LOADER in str(facts.get(key)) for key in FUNCTION_KEYS):
-        raise _damaged(path, "it is missing")
+        raise _damage_error(path, "it is missing")
     if CONFIG_KEY not in facts:
         got = f"got {path}, whose model is not swapped, or has its own encoding in every layer"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
@@ -244,7 +244,7 @@ def load_swapped(
     model = (cls or usual).from_pretrained(path, config=config, **options)
     swapped = swap(model, encoding, layers=layers, angles=facts[CONFIG_KEY].get("angles", "exact"))
     if len(swapped.sentences) != len(plan):
-        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
+        raise _damage_error(path, f"{len(plan)} layers for {len(swapped.sentences)}")
     _read_parameters(path, model)
     return model
 
@@ -257,7 +257,7 @@ def _map_layers(folder: Path, entry: Any, convert: Callable[[Any], Any]) -> list
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in entry["layers"]]
         one_of("angles", entry.get("angles", "exact"), ("exact", "float32"), SAVED)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # somebody may have changed the entry
-        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
+        raise _damage_error(folder, f"{type(error).__name__}: {error}") from error
     return [None if each is None else layer_encodings[each] for each in places]
 
 
@@ -297,7 +297,7 @@ def _describe(description: Mapping[str, Any]) -> str:
     return f"{one_of('encoding', description['name'], encodings())}({options})"
 
 
-def _damaged(folder: Path, why: str) -> InputError:
+def _damage_error(folder: Path, why: str) -> InputError:
     """Return the error for an entry that was changed by hand."""
     got = f"got {folder / CONFIG}, whose entry {CONFIG_KEY!r} does not describe the encoding of each layer ({why})"
     return InputError(got, SAVED)

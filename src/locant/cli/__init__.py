@@ -22,14 +22,14 @@ VERBS = {
     "serve-args": "engines.serve_args",
     "explore": "explore.explore", "bench": "encodings.bench", "list": "encodings.list_",
 }  # fmt: skip
-GONE = {"vocabulary": "use mergekit's tokensurgeon for a whole model, or TokenEmbedding.resize for one table"}
+REMOVED = {"vocabulary": "use mergekit's tokensurgeon for a whole model, or TokenEmbedding.resize for one table"}
 """Verbs of earlier releases, and their replacements."""
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(
         name="locant",
         verbs=VERBS,
-        gone=GONE,
+        removed=REMOVED,
         help="From raw text to attention: position encodings for transformers behind one interface.",
         epilog="locant uses the network only if you pass --download.",
     )

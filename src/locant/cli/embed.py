@@ -25,7 +25,7 @@ SHORT, USUAL = 64, 4
 """The length in tokens of the longest text in one window, and the window length for longer texts."""
 VOCAB_SIZE = 4_096
 """The vocabulary size of the tokenizer trained on the text, if neither a tokenizer nor a size is given."""
-OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
+FIXED_BY_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 
 
 def _number_or_rule(text: str) -> float | str:
@@ -71,7 +71,7 @@ def embed(
 
     if model is None:
         require_taken(options["encoding"], {}, "embed")
-    elif names := ", ".join(flags_on_command_line(*OF_THE_MODEL)):
+    elif names := ", ".join(flags_on_command_line(*FIXED_BY_MODEL)):
         raise InputError(f"got {names} with --model, which decides it", f"use --model without {names}")
     text = text_of(options)
     text["tokenizer"] = text["tokenizer"] or model

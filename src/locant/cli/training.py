@@ -156,12 +156,12 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     model.safetensors, config.json and tokenizer.json. explain, neighbours, probe, audit, evaluate and embed also accept
     it.
     """
-    from locant.lab.candidate import unscaled
+    from locant.lab.candidate import parse_without_scaling
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
 
     text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
-    encoding = unscaled(encoding).name
+    encoding = parse_without_scaling(encoding).name
     with progress_bar("step") as progress:
         facts = train_files(files, encoding, chosen, folder=output, force=force, on_step=progress, **text)
     steps = f"{len(facts['losses']):,} steps, loss {facts['losses'][-1]:.3f}"
@@ -289,12 +289,12 @@ def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, *
 
     YaRN's recipe: --with yarn:8 and a few hundred steps. DroPE's recipe: --with drope, at the trained length.
     """
-    from locant.lab.processes import joined
+    from locant.lab.processes import join_process_group
     from locant.lab.tuning import TuneSettings, tune
     from locant.report.console import progress_bar
     from locant.report.evaluation import print_tuning
 
-    own_device = click.get_current_context().with_resource(joined(options.pop("device") or "auto"))
+    own_device = click.get_current_context().with_resource(join_process_group(options.pop("device") or "auto"))
     tuning = TuneSettings(**only_given(options), device=own_device)
     folder = output or Path(f"{Path(model).name}-{tuning.way.replace(':', '-').lower()}")
     with progress_bar("step") as progress:

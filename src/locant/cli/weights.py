@@ -28,10 +28,10 @@ LAYOUT = OneOf(("half", "interleaved"))
 def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
     """Find the positions that weights were trained with, and check the configuration against them.
 
-    The loss on a text is measured under each plausible interpretation: the other layout, the other direction, other
-    bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. An interpretation
+    The loss on a text is measured under each plausible hypothesis: the other layout, the other direction, other
+    bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. A hypothesis
     that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json.
-    Exit code 1 means that another interpretation fits better, or that none explains the weights.
+    Exit code 1 means that another hypothesis fits better, or that none explains the weights.
     """
     from locant.lab.audit import audit
     from locant.report.console import progress_bar

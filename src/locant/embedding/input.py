@@ -11,7 +11,8 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, short_repr, whole
-from locant.embedding.table import DeferredErrorModule, Ids, ids_on_device
+from locant.embedding.deferred_errors import DeferredErrorModule
+from locant.embedding.table import Ids, ids_on_device
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, short_repr, whole
-from locant.embedding.table import DeferredErrorModule, Ids, Table, ids_on_device, require_ids, rows_of
+from locant.embedding.deferred_errors import DeferredErrorModule
+from locant.embedding.table import Ids, Table, ids_on_device, require_ids, rows_of
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.spelling import dtype_name
 from locant.tensors import require_tensor

@@ -227,13 +227,13 @@ class _Fields:
         """Return a divisor for each pair, from the tensor with this name. The file has one tensor, or one per layer."""
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
-                values = self.dequantised(tensor).ravel()
+                values = self.dequantise(tensor).ravel()
                 if len(values) != num_pairs or not (np.isfinite(values) & (values > 0)).all():
                     raise self.wrong(tensor, values.tolist(), f"{num_pairs} numbers above 0, one for each pair")
                 return tuple(values.tolist())
         return None
 
-    def dequantised(self, name: str) -> np.ndarray:
+    def dequantise(self, name: str) -> np.ndarray:
         """Return a tensor as float32."""
         from gguf.quants import dequantize
 
@@ -391,7 +391,7 @@ def compare_gguf(
     kinds = rotary_layer_types(full) or layer_types(full) or (None,)
     kind = "full_attention" if "full_attention" in kinds else kinds[0]
     stated = encoding_from_config(full, layer_type=kind)
-    ignored = dict(_ignored(fields, full, kind))
+    ignored = dict(_find_ignored_keys(fields, full, kind))
     if not (isinstance(stated, Rotary) and isinstance(model.encoding, Rotary)):
         same = repr(stated) == repr(model.encoding)
         differences = () if same else (f"the file has {model.encoding}, the configuration {stated}",)
@@ -433,7 +433,7 @@ def _cos_sin_error(in_file: Rotary, in_config: Rotary, n_ctx: int) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tuple[str, str]]:
+def _find_ignored_keys(fields: _Fields, config: Config, kind: str | None) -> Iterator[tuple[str, str]]:
     """Yield the keys of a configuration that llama.cpp does not support, and why."""
     rope = rope_dictionary(config)
     if is_per_layer(rope):
@@ -461,7 +461,7 @@ def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str |
         if in_file not in fields.tensors or in_folder is None:
             return None
         plain = folder.tensor(in_folder).float().numpy()
-        weight = fields.dequantised(in_file)
+        weight = fields.dequantise(in_file)
         num_heads = fields.whole(count, fields.whole("attention.head_count"))
         if weight.size != plain.size or len(plain) % (2 * num_heads):
             answers.add("of another size")

@@ -22,7 +22,7 @@ from locant.checkpoints.pretrained import describe_layers
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate
 from locant.models.encodings import encoding_from_config
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions import PositionEncoding, Positions, Rotary
 from locant.positions.positions import require_positions
 from locant.positions.temperature import Tempered
@@ -173,7 +173,7 @@ def _encodings_of_layers(encoding: Any, layers: Sequence[Any]) -> Rotary | Seque
 def _has_latent_attention(encoding: Any) -> bool:
     """Return whether this is a model or a configuration with multi-head latent attention."""
     is_model = not isinstance(encoding, (PositionEncoding, list, tuple))
-    return is_model and read(_config_of(encoding))[1].rotary_keys.latent
+    return is_model and read_config(_config_of(encoding))[1].rotary_keys.latent
 
 
 def _config_of(model: Any) -> Any:
@@ -187,7 +187,7 @@ def _config_of(model: Any) -> Any:
 def _encodings_of_model(model: Any) -> list[PositionEncoding]:
     """Return the encoding of each layer of a model or a configuration."""
     config = _config_of(model)
-    values, _ = read(config)
+    values, _ = read_config(config)
     if any(describe_layers(values)):
         raise LocantError("got a model with other encodings swapped into its layers", PER_LAYER)
     kinds = [layer.kind for layer in layer_strip(config)]

@@ -12,7 +12,7 @@ from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.engines.gguf import ALWAYS_ROUNDED, NO_DYNAMIC
 from locant.errors import InputError, Remedy
 from locant.models.config_values import LENGTHS, TRAINED, part_key
-from locant.models.registry import read_known
+from locant.models.registry import read_known_config
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_to_config import rotary_to_config
 from locant.positions.scaling import Linear, YaRN
@@ -127,7 +127,7 @@ def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":
-        values, architecture = read_known(extension.config)
+        values, architecture = read_known_config(extension.config)
         lengths = {key: value for key, value in override.items() if key in (*LENGTHS, TRAINED)}
         if _multiplies_length(extension, engine, values["model_type"]):
             lengths = {}  # the server multiplies the length itself

@@ -47,12 +47,12 @@ def _colors(theme: Theme, **more: str) -> str:
     return colors(theme, **{f"curve-{number}": color for number, color in enumerate(theme.curves, 1)}, **more)
 
 
-def served() -> str:
+def render_live_page() -> str:
     """Return the page that requests its numbers from a server."""
     return _page("./screens/", None)
 
 
-def exported(answer: Mapping[str, Any]) -> str:
+def render_saved_page(answer: Mapping[str, Any]) -> str:
     """Return a page with one answer, as one file."""
     return _page("screens/", answer, style=stylesheet(), script=bundle("start.js"))
 
@@ -60,10 +60,10 @@ def exported(answer: Mapping[str, Any]) -> str:
 @cache
 def bundle(entry: str) -> str:
     """Return one module with this file of the page (as ``joined[entry]``), its imports and every screen."""
-    return joined((*(f"screens/{name}.js" for name in screens()), entry), modules())
+    return bundle_modules((*(f"screens/{name}.js" for name in screens()), entry), modules())
 
 
-def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
+def bundle_modules(paths: Iterable[str], sources: Mapping[str, str]) -> str:
     """Return one module with these files and their imports, each as ``joined[path]``."""
     parts: dict[str, str] = {}
 

@@ -9,7 +9,7 @@ import traitlets
 
 from locant.errors import LocantError
 from locant.explore.document import bundle, stylesheet
-from locant.explore.screens import answer, answer_alone, as_json, find_screen, sentence
+from locant.explore.screens import answer, answer_for_one_screen, as_json, find_screen, sentence
 from locant.explore.session import Session
 
 
@@ -33,7 +33,7 @@ class Widget(anywidget.AnyWidget):
         self._screen, self._session = screen, session
         super().__init__(
             title=found.title, about=found.about, module=f"screens/{screen}.js", settings=settings,
-            answer=as_json(answer_alone(screen, settings, session)),
+            answer=as_json(answer_for_one_screen(screen, settings, session)),
         )  # fmt: skip
         self.observe(self._ask, "settings")
 

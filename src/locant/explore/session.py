@@ -59,7 +59,7 @@ class State:
     >>> state = State({"length": "64"})
     >>> state.whole("length", 128, 2, 4096), state.one_of("layout", "half", ["half", "interleaved"])
     (64, 'half')
-    >>> state.settled
+    >>> state.settings
     {'length': '64', 'layout': 'half'}
     """
 
@@ -69,7 +69,7 @@ class State:
         self.controls: dict[str, Any] = {} if controls is None else controls
 
     @property
-    def settled(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """Every setting that was read, including defaults."""
         return {name: control["text"] for name, control in self.controls.items()}
 
@@ -165,7 +165,7 @@ class Session:
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
                 raise InputError(got, "pass the folder of a model, or of a report of locant compare or evaluate")
         session = cls([Path(file) for file in files])
-        local = _by_name([Path(source) for source in configs if Path(source).exists()])
+        local = _shorten_names([Path(source) for source in configs if Path(source).exists()])
         presets = {source: source for source in configs if not Path(source).exists()}
         sources = {**local, **presets, **session.models}
         session.configs = {name: read_source(source) for name, source in sources.items()}
@@ -174,9 +174,9 @@ class Session:
     @cached_property
     def names(self) -> dict[str, Path]:
         """The files by their names in addresses and on the page."""
-        return _by_name(self.files)
+        return _shorten_names(self.files)
 
-    def written(self, name: str) -> str:
+    def path_in_code(self, name: str) -> str:
         """Return the path of the file for Python code, or only its name if the answer is shared."""
         return name if self.is_shared else str(self.names.get(name, self.reports.get(name, name)))
 
@@ -209,7 +209,7 @@ class Session:
         self.dropped = dict([*files.items()][-MAX_KEPT:])
         return key
 
-    def chosen(
+    def choose(
         self, state: State, setting: str, first: str, names: Sequence[str], titles: Mapping[str, str] | None = None
     ) -> tuple[str, Dropped | None]:
         """Return the name in an address and ``None``, or the key of a dropped file and that file."""
@@ -220,10 +220,10 @@ class Session:
         name = state.one_of(setting, first, [*names, *files], {**(titles or {}), **file_titles})
         return name, files.get(name)
 
-    def chosen_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
+    def choose_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
         """Return the name, title and configuration of the chosen preset, command-line model or dropped file."""
         models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # they come first, and win over presets
-        name, dropped = self.chosen(state, "model", next(iter(self.configs), FIRST_MODEL), [*models])
+        name, dropped = self.choose(state, "model", next(iter(self.configs), FIRST_MODEL), [*models])
         if dropped is None:
             return name, name, models[name]
         try:
@@ -246,7 +246,7 @@ class Session:
             comparison.stop(wait=wait)
 
 
-def _by_name(files: Sequence[Path]) -> dict[str, Path]:
+def _shorten_names(files: Sequence[Path]) -> dict[str, Path]:
     """Name the files by the shortest distinct ends of their paths."""
     parts = {file.resolve().parts: file for file in files}
 

@@ -156,12 +156,12 @@ def encoding_to_draw(
     if length is None and GRID.keys() <= {*kind.sizes()}:
         options = {**GRID, **options}
     shape = ModelShape(**sizes)
-    with seeded(TABLES + seed):
+    with fixed_seed(TABLES + seed):
         return kind.for_model(shape, **options)
 
 
 @contextmanager
-def seeded(seed: int) -> Generator[None]:
+def fixed_seed(seed: int) -> Generator[None]:
     """Seed the random numbers of `torch.nn` in the block, even if other threads use this function, too.
 
     `torch.nn` uses the generator of the process, whose state is restored afterwards.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-LEAST = 1e-9
+MIN_ERROR = 1e-9
 """The value that is drawn on a logarithmic scale for an error of zero."""
 Lengths = list[float | None]
 NUM_CURVES = 5
@@ -225,13 +225,13 @@ def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
 
 def _draw_errors(axes: Axes, report: RotationReport, theme: Theme) -> None:
     color, line, marker = theme.stroke(0)
-    values = [max(error, LEAST) for error in report.errors.values()]
+    values = [max(error, MIN_ERROR) for error in report.errors.values()]
     axes.plot(
         [*report.errors], values, color=color, linestyle=line, marker=marker, markersize=4, label="without a cast"
     )
     for number, (dtype, (error, _)) in enumerate(report.casts.items(), 1):
         color, line, _ = theme.stroke(number)
-        axes.axhline(max(error, LEAST), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")
+        axes.axhline(max(error, MIN_ERROR), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     theme.style_axes(axes, title="Largest error of an angle", x="position", y="radians", grid=True)

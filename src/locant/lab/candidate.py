@@ -49,7 +49,7 @@ PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?",
 positions.
 """
 
-OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+PROCESS_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "use of deterministic algorithms": (
@@ -57,7 +57,7 @@ OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 }  # fmt: skip
-OF_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+THREAD_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default device": (
         torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device),
     ),
@@ -178,7 +178,7 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
     return kind
 
 
-def unscaled(name: str) -> Candidate:
+def parse_without_scaling(name: str) -> Candidate:
     """Parse a name for training. Raise `RangeError` if it has a scaling, because scalings are for reading only."""
     candidate = Candidate.of(f"rotary+{name}" if scaling_name(name) else name)
     if candidate.scaling:
@@ -187,8 +187,8 @@ def unscaled(name: str) -> Candidate:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return the values of the `OF_PROCESS` settings."""
-    return {name: get() for name, (get, _) in OF_PROCESS.items()}
+    """Return the values of the `PROCESS_SETTINGS`."""
+    return {name: get() for name, (get, _) in PROCESS_SETTINGS.items()}
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def preserve_torch_settings(what: str, of_process: Mapping[str, Any] | None = No
     Raises:
         InputError: the code changed a setting.
     """
-    every = {**OF_PROCESS, **OF_THREAD}
+    every = {**PROCESS_SETTINGS, **THREAD_SETTINGS}
     before = {name: get() for name, (get, _) in every.items()} | {**(of_process or {})}
     changed = list[str]()
     try:

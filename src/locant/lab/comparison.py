@@ -24,7 +24,7 @@ from locant.arguments import short_repr
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab.candidate import Candidate, preserve_torch_settings
 from locant.lab.language_model import device_of
-from locant.lab.pool import FAILURES, Pool, why
+from locant.lab.pool import FAILURES, Pool, describe_error
 from locant.lab.results import (
     RESULTS,
     SCHEMA,
@@ -34,13 +34,13 @@ from locant.lab.results import (
     Results,
     ResultsFolder,
     TaskRecord,
-    damaged,
+    damage_error,
     environment,
     plain_settings,
     read_record,
-    unchanged,
+    read_same_run,
 )  # fmt: skip
-from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, require_one_duration, settings_of_suite
 from locant.lab.text_learning import build, shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, candidates, cost, sweep, trainings
 from locant.positions import Positions
@@ -119,7 +119,9 @@ def compare(
             except LocantError:
                 raise
             except FAILURES as error:  # from a class outside this package
-                raise InputError(f"got {name}, which cannot be built: {why(error)}", "correct its class") from error
+                raise InputError(
+                    f"got {name}, which cannot be built: {describe_error(error)}", "correct its class"
+                ) from error
     text = _text(ids, vocab_size, chosen)
     table = _Table(chosen, text, finished)
     waiting = [*table.missing(sweep(chosen)), *table.missing(trainings(chosen))]
@@ -195,15 +197,15 @@ class _Table:
 
     def missing(self, expected: Iterable[Training]) -> list[Training]:
         """Return the trainings without all of their records, each with its learning rate."""
-        rated = [self._rated(each) for each in expected]
+        rated = [self._with_best_rate(each) for each in expected]
         return [each for each in rated if any(key not in self.records for key in self._keys(each))]
 
     def _keys(self, training: Training) -> list[Training]:
         """Return the keys of a training's records, one for each candidate that the training serves."""
-        rated = self._rated(training)
+        rated = self._with_best_rate(training)
         return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
-    def _rated(self, training: Training) -> Training:
+    def _with_best_rate(self, training: Training) -> Training:
         """Set the best rate that was tried for the encoding of a training, or the first rate if none was tried."""
         if training.seed == SWEEP_SEED:
             return training
@@ -286,7 +288,7 @@ def compare_files(
         text: ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
     require_one_duration(options)
-    fixed_by(options.get("suite", ""), options)  # also checks given defaults, which `Settings` cannot see
+    settings_of_suite(options.get("suite", ""), options)  # also checks given defaults, which `Settings` cannot see
     settings = Settings(**options)
     if settings.suite and (files or any(text.values())):
         got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
@@ -295,7 +297,7 @@ def compare_files(
     if corpus is None and (files or any(text.values())):
         raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))
     facts = {} if corpus is None else corpus.facts()
-    settings, finished = _earlier(folder / RESULTS, settings, facts)
+    settings, finished = _read_earlier(folder / RESULTS, settings, facts)
     so_far: dict[str, Any] = {}
     with ResultsFolder(folder, force=force) as place:
 
@@ -320,13 +322,13 @@ def compare_files(
     return so_far
 
 
-def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
+def _read_earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
     """Return the settings, with the steps that an earlier call chose by its minutes, and the records of that call.
 
     The new call may ask for more encodings, tasks or seeds, because trainings do not depend on one another.
     """
     free = {"encodings", "tasks", "seeds"} | ({"num_steps"} if settings.minutes is not None else set[str]())
-    report = unchanged(path, plain_settings(settings, facts), free)
+    report = read_same_run(path, plain_settings(settings, facts), free)
     if report.get("schema") != SCHEMA:
         return settings, []
     if settings.minutes is not None:
@@ -336,7 +338,7 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
         records = [read_record(each) for each in report["records"] if "failed" not in each]
         _require_fit(settings, report["settings"]["text"], records)
     except (TypeError, ValueError) as error:
-        raise damaged(path, error) from None
+        raise damage_error(path, error) from None
     return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.attention import KVCache, attend
+from locant.deprecation import Renamed
 from locant.embedding import InputEmbedding
 from locant.errors import RangeError, Remedy
 from locant.positions import PositionEncoding, Positions
@@ -60,7 +61,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     @contextmanager
-    def reading_with(self, encoding: PositionEncoding) -> Generator[Decoder]:
+    def use_encoding(self, encoding: PositionEncoding) -> Generator[Decoder]:
         """Use another encoding with the same weights until the block ends."""
         own = self.embedding.encoding
         self.embedding.encoding = encoding
@@ -68,6 +69,8 @@ class Decoder(nn.Module):
             yield self
         finally:
             self.embedding.encoding = own
+
+    reading_with = Renamed("use_encoding")
 
     def forward(
         self,

@@ -40,24 +40,24 @@ from locant.lab.language_model import (
     num_windows,
 )  # fmt: skip
 from locant.lab.position_overrides import PositionOverride
-from locant.lab.readable import Readable, is_lab_folder, read_language_model
+from locant.lab.readable_model import ReadableModel, is_lab_folder, read_language_model
 from locant.lab.results import (
     RESULTS,
     Record,
     ResultsFolder,
-    damaged,
+    damage_error,
     environment,
-    finite,
+    finite_or_none,
     has_type,
     plain_settings,
     read_record,
-    unchanged,
+    read_same_run,
 )  # fmt: skip
 from locant.lab.resume_state import preserve_random_state
 from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.models.config_values import integer_at
-from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
+from locant.models.lab_decoder import TRAIN_LENGTH, encoding_from_lab_config
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.spelling import dtype_name
@@ -79,10 +79,10 @@ EXTRA_FIELDS: Mapping[str, Any] = {
 }
 """The fields that a record of an evaluation has in addition to those of `Record`, with their types."""
 
-TRIED = 8
+TRIAL_TOKENS = 8
 """The number of tokens in the first test of each encoding."""
 
-WRITING = 2
+WINDOWS_PER_ANSWER = 2
 """The time of an answer, in windows of the row's length. The model reads the row and writes some tokens."""
 
 Questions = Mapping[tuple[str, int, float | None], Sequence[ruler.Prompt]]
@@ -143,7 +143,7 @@ def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:
     if not is_lab_folder(folder):
         return EvaluationSettings(**given)
     config = read_json(Path(folder) / CONFIG)
-    encoding, trained = encoding_of(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
+    encoding, trained = encoding_from_lab_config(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
     rows = getattr(encoding, "max_seq_len", None) or 4 * trained
     usual: dict[str, Any] = {
         "lengths": tuple(length for length in (trained // 2, trained, 2 * trained, 4 * trained) if 2 <= length <= rows),
@@ -192,7 +192,7 @@ def evaluate_model(
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
     wanted = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
-    report = unchanged(output / RESULTS, wanted, {"ways"})
+    report = read_same_run(output / RESULTS, wanted, {"ways"})
     windows = report["settings"]["text"].get("windows") if report else None
     finished = _finished_records(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:
@@ -232,7 +232,7 @@ def _finished_records(path: Path, records: Sequence[Any]) -> dict[str, dict[str,
             if wrong or record["interval_by_length"].keys() != record["loss_by_length"].keys():
                 raise ValueError(f"got {short_repr(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
         except (AttributeError, TypeError, ValueError) as error:
-            raise damaged(path, error) from None
+            raise damage_error(path, error) from None
     return {record["encoding"]: record for record in records}
 
 
@@ -250,19 +250,19 @@ def losses_of_extension(
     return {length: {"before": before[length], "after": after[length]} for length in before}
 
 
-def _build(way: str, model: Readable, longest: int) -> PositionEncoding | None:
+def _build(way: str, model: ReadableModel, longest: int) -> PositionEncoding | None:
     """Build an encoding with the same random numbers each time."""
     torch.manual_seed(0)
     return model.encoding(PositionOverride.of(way), longest)
 
 
-def _read_with(model: Readable, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-    return nullcontext() if way == "own" else model.reading_with(encoding)
+def _read_with(model: ReadableModel, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    return nullcontext() if way == "own" else model.use_encoding(encoding)
 
 
-def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
+def _try_once(model: ReadableModel, way: str, corpus: Corpus, *, asks: bool) -> None:
     """Measure the loss of a few tokens and, if `asks`, write a continuation. Raise `InputError` if a step fails."""
-    ids = corpus.ids[: TRIED + 1]
+    ids = corpus.ids[: TRIAL_TOKENS + 1]
     try:
         losses_in_windows(model.decoder(corpus.tokenizer), ids, len(ids) - 1)
         if asks:
@@ -297,12 +297,14 @@ def _windows_in_time(model: nn.Module, ids: np.ndarray, settings: EvaluationSett
     losses_in_windows(model, ids, longest)
     taken = time.perf_counter() - began
     rows = len(KEYS) * settings.keys * len(DEPTHS) + settings.rows * len(settings.tasks)
-    windows = SHARE * 60 * minutes / taken / len(settings.ways) - WRITING * rows * sum(settings.lengths) / longest
+    windows = (
+        SHARE * 60 * minutes / taken / len(settings.ways) - WINDOWS_PER_ANSWER * rows * sum(settings.lengths) / longest
+    )
     return max(1, int(windows / (len(settings.lengths) + (2 * OVERLAP if settings.far else 0))))
 
 
 def _measure(
-    model: Readable, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
+    model: ReadableModel, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
     contexts: Sequence[int], questions: Questions, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
@@ -312,7 +314,7 @@ def _measure(
         step()
     for length in contexts:
         in_stretches = in_context(decoder, corpus.ids[:tokens], length, settings.lengths[-1])
-        stretches[length] = [*map(finite, in_stretches)]
+        stretches[length] = [*map(finite_or_none, in_stretches)]
         step()
     recalled, answers = {name: list[dict[str, Any]]() for name in KEYS}, list[dict[str, Any]]()
     for (name, length, depth), rows in questions.items():

@@ -21,8 +21,8 @@ from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import Extension, LongFactors, extend, extension_path
 from locant.errors import InputError, Remedy
 from locant.files import json_text, require_file, write_whole
-from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, num_windows
-from locant.lab.results import changed, earlier, finite
+from locant.lab.language_model import TransformersDecoder, device_of, fingerprint, load_model, num_windows
+from locant.lab.results import changed_settings, finite_or_none, read_earlier
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.text_learning import losses_in_windows
 from locant.swapping import swap
@@ -34,7 +34,7 @@ PARENTS, MUTATED, CROSSED = 6, 6, 6
 """The numbers of parents, mutated children and crossed children in a generation."""
 SHARE, SPREAD = 0.3, 0.2
 """The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
-LARGEST = 1.25
+MAX_FACTOR = 1.25
 """The largest factor, as a multiple of the factor of linear interpolation. The smallest is 1."""
 
 
@@ -72,8 +72,10 @@ def search_factors(
         "text_sha256": corpus.sha256, "to": length, "windows": count,
         "config": extension.config, "device": chosen_device.type,
     }  # fmt: skip
-    loss_of = _Losses(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity)
-    first, largest = _first_generation(extension), LARGEST * length / extension.trained
+    loss_of = _Losses(
+        TransformersDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity
+    )
+    first, largest = _first_generation(extension), MAX_FACTOR * length / extension.trained
     total = len(first) + (MUTATED + CROSSED) * generations
     losses: dict[Factors, float] = {}
     done = 0
@@ -114,7 +116,7 @@ class _Losses:
     """A function that returns the loss with some factors. It measures and records each loss once."""
 
     def __init__(
-        self, decoder: AsDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
+        self, decoder: TransformersDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
     ) -> None:
         self.decoder, self.ids, self.extension, self.record = decoder, ids, extension, record
         self.report = {**identity, "measured": _measured_before(record, identity)}
@@ -128,7 +130,7 @@ class _Losses:
             rotary = own.replace(scaling=replace(scaling, long_factor=factors))
             model = self.decoder.model
             with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
-                loss = finite(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)
+                loss = finite_or_none(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)
             self.losses[factors] = loss
             self.report["measured"].append({"factors": [*factors], "loss": loss})
             self._write()
@@ -142,14 +144,14 @@ class _Losses:
 def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, Any]]:
     if not record.exists():
         return []
-    before = earlier(record)
+    before = read_earlier(record)
     measured = before.pop("measured", [])
     try:
         numbers = [[*each["factors"], each["loss"] or 0.0] for each in measured]
         readable = all(math.isfinite(number) for row in numbers for number in row)
     except (LookupError, TypeError):
         readable = False
-    if not readable or changed(before, identity):
+    if not readable or changed_settings(before, identity):
         got = (
             f"got {record}, which is not the record of a search with this model, its tokenizer, text, length and device"
         )

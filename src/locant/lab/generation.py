@@ -20,26 +20,26 @@ from locant.checkpoints.checkpoint_folder import read_headers, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
-from locant.lab.candidate import unscaled
+from locant.lab.candidate import parse_without_scaling
 from locant.lab.decoder import Decoder
 from locant.lab.language_model import (
     device_of,
     load_model,
-    quiet,
     require_likely,
     require_positions,
     require_rows,
+    silence_transformers,
     trained_length,
 )
 from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import environment
 from locant.lab.resume_state import preserve_random_state
-from locant.lab.sampling import cached_or_whole, generate
+from locant.lab.sampling import call_with_cache_if_supported, generate
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.models.config_values import flag, integer_at, required
-from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
+from locant.models.lab_decoder import MODEL_TYPE, REMEDY, SIZES, TRAIN_LENGTH, encoding_from_lab_config, is_lab_decoder
 from locant.positions import PositionEncoding
 from locant.positions.description import to_config
 from locant.swapping import swap
@@ -110,7 +110,7 @@ def train_files(
     """
     require_one_duration(options)
     require_output(folder, force=force)
-    describe_encoding(unscaled(encoding).build(shape(Settings(), 1)))  # fails before the training
+    describe_encoding(parse_without_scaling(encoding).build(shape(Settings(), 1)))  # fails before the training
     corpus, losses = read_corpus(files, default_vocab_size=VOCAB_SIZE, **text), list[float]()
 
     def step(done: int, loss: float) -> None:
@@ -140,12 +140,12 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     headers = read_headers(path)
     try:
         with preserve_random_state(torch.device("cpu")):
-            encoding = encoding_of(config)
+            encoding = encoding_from_lab_config(config)
             model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
     except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
         cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
         raise InputError(
-            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", AGAIN
+            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", REMEDY
         ) from error
     stated = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     stored = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
@@ -153,7 +153,7 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
         if stored.get(name) != stated.get(name):
             shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (stored, stated)]
             got = f"got {path}, whose weights have {name} {shapes[0]}, but its {CONFIG} states {shapes[1]}"
-            raise InputError(got, AGAIN)
+            raise InputError(got, REMEDY)
     tensors = {name: each for file in headers for name, each in load_file(path / file).items()}
     model.load_state_dict(tensors, assign=True)
     model.train_length = integer_at(config, TRAIN_LENGTH)
@@ -188,13 +188,13 @@ def continue_text(
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
         model = model.to(place)
-        with preserve_random_state(place), model.reading_with(chosen.for_decoder(model, total) or model.encoding):
+        with preserve_random_state(place), model.use_encoding(chosen.for_decoder(model, total) or model.encoding):
             rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
         require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
         sampling = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
-        with preserve_random_state(place), ExitStack() as swapped, quiet():
+        with preserve_random_state(place), ExitStack() as swapped, silence_transformers():
             if chosen.name != "own":
                 swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
 
@@ -203,7 +203,7 @@ def continue_text(
                 options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": num_tokens, **sampling}
                 return model.generate(rows, **options, **({} if with_cache else {"use_cache": False}))
 
-            rows = cached_or_whole(continuation)
+            rows = call_with_cache_if_supported(continuation)
     after = rows[0, len(before) :].tolist()
     if after and after[-1] in tokenizer.special_tokens.values():  # the end of the text
         after.pop()

@@ -39,7 +39,7 @@ from locant.swapping.added_point import learned_tables
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
-MOST = {
+MAX_SIZES = {
     "layers": (NUM_LAYERS, 1_000),
     "width": (WIDTHS, 2**20),
     "heads": (HEADS, 2**16),
@@ -49,7 +49,7 @@ MOST = {
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
-HELD = 2**25
+MAX_LOGITS = 2**25
 """The largest number of logits in memory at once when nothing is trained."""
 
 MARGIN = 2**25
@@ -99,14 +99,14 @@ def load_config(folder: str | Path) -> Any:
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "merge the adapter: model.merge_and_unload().save_pretrained(folder)")
     read_headers(path)
-    with _one_line(path) as transformers:
+    with _translate_errors(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
 def require_likely(config: Mapping[str, Any]) -> None:
     """Raise if a configuration has sizes that no model has, because building or running it would hang or fail."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    for what, (keys, most) in MOST.items():
+    for what, (keys, most) in MAX_SIZES.items():
         for value in (part.get(key) for part in parts for key in keys):
             if isinstance(value, int) and not 0 <= value <= most:
                 got = f"got {short_repr(value) if abs(value) > 2**63 else f'{value:,}'} for the {what} of a model"
@@ -128,9 +128,9 @@ def load_model(
     config = load_config(path) if config is None else config
     _require_its_size(path, config)
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
-    with _one_line(path) as transformers:
+    with _translate_errors(path) as transformers:
         if hasattr(config, SWAPPED):
-            return _that_runs(path, load_swapped(path, **options), torch.device(device))
+            return _require_that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, report = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     name = type(model).__name__
@@ -144,7 +144,7 @@ def load_model(
     if report["unexpected_keys"]:
         got = f"got {path} with {min(report['unexpected_keys'])}, a weight that {name} of its {CONFIG} does not have"
         raise InputError(got, "use the configuration and the weights of one causal language model")
-    return _that_runs(path, model, torch.device(device))
+    return _require_that_runs(path, model, torch.device(device))
 
 
 def without_weights(config: Mapping[str, Any]) -> Any:
@@ -161,7 +161,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
         got = "got the configuration of a model that is swapped already"
         raise InputError(got, "use the configuration of the original model")
     require_likely(with_defaults(config))
-    with _one_line(
+    with _translate_errors(
         f"a configuration of {short_repr(kind)}", "use a config.json as save_pretrained writes it"
     ) as transformers:
         plain = transformers.AutoConfig.for_model(**config)
@@ -180,10 +180,10 @@ def auto_class(config: Any) -> str | None:
 
 
 @torch.no_grad()
-def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
+def _require_that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """Return the model after it has read one token in training mode. Some values of a configuration fail only then."""
     model.to(device)
-    with _one_line(path), preserve_random_state(device):
+    with _translate_errors(path), preserve_random_state(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
@@ -201,7 +201,7 @@ def _require_its_size(path: Path, config: Any) -> None:
         delattr(plain, SWAPPED)
         plain._attn_implementation = None
     expected = 0
-    with suppress(Exception), quiet(), Weightless():
+    with suppress(Exception), silence_transformers(), Weightless():
         from transformers import AutoModelForCausalLM
 
         expected = sum(each.numel() for each in AutoModelForCausalLM.from_config(plain).parameters())
@@ -212,7 +212,7 @@ def _require_its_size(path: Path, config: Any) -> None:
 
 
 @contextmanager
-def quiet() -> Generator[None]:
+def silence_transformers() -> Generator[None]:
     """Silence the progress bars, tables and warnings of transformers."""
     require("transformers", "loading a model")
     from transformers.utils import logging
@@ -230,9 +230,11 @@ def quiet() -> Generator[None]:
 
 
 @contextmanager
-def _one_line(what: object, remedy: str = "use a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
+def _translate_errors(
+    what: object, remedy: str = "use a model in safetensors, as save_pretrained writes it"
+) -> Generator[Any]:
     """Provide transformers, and turn any error that it raises about a folder or a configuration into one line."""
-    with quiet():
+    with silence_transformers():
         import transformers
 
         try:
@@ -329,7 +331,7 @@ def _cross_entropy(logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, "
     return (logits.logsumexp(-1) - of_target).masked_fill(targets < 0, 0.0)
 
 
-class AsDecoder(nn.Module):
+class TransformersDecoder(nn.Module):
     """A model of transformers with the interface of the lab's `Decoder`. Its inputs may be on another device.
 
     Windows are cut out of a text. The tokens that the tokenizer puts before a text, such as ``<bos>``, replace the
@@ -360,7 +362,7 @@ class AsDecoder(nn.Module):
         self._logits(self._with_beginning(ids), last)
         [hidden], token = states, torch.zeros(1, 1, dtype=torch.long)  # the layers read this one token for each part
         targets = targets.to(hidden.device)
-        size = max(1, HELD // self.model.config.get_text_config().vocab_size)
+        size = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
         losses: list[Tensor] = []
         for states_part, targets_part in zip(
             hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from locant.cluster import LOCAL, connected
+from locant.cluster import LOCAL, connect_ray
 from locant.lab.candidate import preserve_torch_settings, process_settings
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
@@ -42,7 +42,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         if self.address is not None:
-            self._ray = self._open.enter_context(connected(self.address, self.size))
+            self._ray = self._open.enter_context(connect_ray(self.address, self.size))
             if self.address != LOCAL:
                 self.size = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         torch.set_num_threads(1)
@@ -75,7 +75,7 @@ class Pool:
             return outcome(training, settings, text, report, self._settings)
 
         if self._ray is not None:
-            yield from _on_ray(self._ray, trainings, settings, text)
+            yield from _run_on_ray(self._ray, trainings, settings, text)
             return
         waiting = {self._executor.submit(run_one, training) for training in trainings}
         while waiting:
@@ -101,20 +101,20 @@ def outcome(
     except CancelledError:
         raise
     except FAILURES as error:
-        reason = why(error)
+        reason = describe_error(error)
         named = [training._replace(encoding=candidate.name) for candidate in candidates(training, settings)]
         return [Failure(**each._asdict(), failed=reason) for each in named]
 
 
-def why(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the type and the message of an error in one line."""
     return ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
 
 
-def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
+def _run_on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
     """Run trainings on a cluster. If a worker is lost, the cluster starts its training again."""
     needs = {"num_cpus": 1, "num_gpus": settings.device != "cpu", "max_retries": RETRIES}
-    shared, task = ray.put(text), ray.remote(**needs)(_in_a_worker)
+    shared, task = ray.put(text), ray.remote(**needs)(_run_in_worker)
     waiting = [task.remote(training, settings, shared) for training in trainings]
     try:
         while waiting:
@@ -125,6 +125,6 @@ def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: T
             ray.cancel(each, force=True)
 
 
-def _in_a_worker(training: Training, settings: Settings, text: Text | None) -> Outcome:
+def _run_in_worker(training: Training, settings: Settings, text: Text | None) -> Outcome:
     torch.set_num_threads(1)
     return outcome(training, settings, text)

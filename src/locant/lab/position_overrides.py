@@ -26,7 +26,7 @@ from locant.swapping.rotary_point import rotary_points
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
 STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual ones first
-BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
+ROTARIES_BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
     "self-extend": lambda group, trained: {"group": group, "neighbours": max(1, trained // 4)},
     "rerope": lambda _, trained: {"window": max(1, trained // 2)},
     "dual-chunk": lambda _, trained: {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16},
@@ -35,10 +35,10 @@ BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
 
 Each function returns the sizes for a group size and the trained length.
 """
-RENAMED = {"nope", "rotary", *(name.replace("-", "_") for name in BY_CLASS)}
+HIDDEN_NAMES = {"nope", "rotary", *(name.replace("-", "_") for name in ROTARIES_BY_CLASS)}
 """Encodings in `locant list` that have another name here."""
 
-NUMBERED = (*STRETCHES, "self-extend")
+TAKE_NUMBER = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
@@ -58,9 +58,9 @@ class PositionOverride:
         """Parse a value such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
         name = _name_of(name)
-        if name not in (*STRETCHES, *BY_CLASS):
+        if name not in (*STRETCHES, *ROTARIES_BY_CLASS):
             one_of("with", name, cls.names())
-        if name not in NUMBERED:
+        if name not in TAKE_NUMBER:
             if colon:
                 raise InputError(f"got {text}, but {name} takes no number", name)
             return cls(name)
@@ -78,27 +78,27 @@ class PositionOverride:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Return all names. Those in `NUMBERED` take a number after a colon."""
-        return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in RENAMED))
+        """Return all names. Those in `TAKE_NUMBER` take a number after a colon."""
+        return (*PLAIN, *STRETCHES, *ROTARIES_BY_CLASS, *(name for name in encodings() if name not in HIDDEN_NAMES))
 
     @property
-    def stretches(self) -> bool:
-        """Return whether this is a scaling of the model's own encoding."""
+    def is_scaling(self) -> bool:
+        """Whether this is a scaling of the model's own encoding."""
         return self.name in STRETCHES
 
     @property
-    def is_of_rotary(self) -> bool:
-        """Return whether this is built from the model's own rotary encoding."""
-        return self.stretches or self.name in BY_CLASS
+    def is_built_from_rotary(self) -> bool:
+        """Whether this is built from the model's own rotary encoding."""
+        return self.is_scaling or self.name in ROTARIES_BY_CLASS
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Return whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
-        return self.name in ("exact", *BY_CLASS)
+        """Whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
+        return self.name in ("exact", *ROTARIES_BY_CLASS)
 
-    def stretched(self, trained: int) -> int:
+    def stretched_length(self, trained: int) -> int:
         """Return the length to which this stretches a model, which is the trained length without a scaling."""
-        return round(trained * self.factor) if self.stretches and self.factor else trained
+        return round(trained * self.factor) if self.is_scaling and self.factor else trained
 
     def encoding(
         self, model: Any, trained: int, longest: int, layer_type: str | None = None
@@ -125,7 +125,7 @@ class PositionOverride:
             got = f"got {self.name} for a model with the encoding {own!r}, which is not rotary"
             raise InputError(got, "use own, nope or another encoding, or train a model with --encoding rotary")
 
-        if self.is_of_rotary and model.train_length is None:
+        if self.is_built_from_rotary and model.train_length is None:
             got = f"got {self.name} for a model whose config.json does not state the length of its training"
             raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
         if self.name == "exact":
@@ -138,8 +138,8 @@ class PositionOverride:
     ) -> PositionEncoding | None:
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
-        if self.name in BY_CLASS:
-            sizes = BY_CLASS[self.name](int(self.factor or 1), trained)
+        if self.name in ROTARIES_BY_CLASS:
+            sizes = ROTARIES_BY_CLASS[self.name](int(self.factor or 1), trained)
             return encoding(self.name.replace("-", "_"), rotary=own(), **sizes)
         if self.factor is not None:
             rotary = own()
@@ -174,7 +174,7 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
 
 def _name_of(text: str) -> str:
     """Return the canonical name of a scaling, of an encoding in `locant list`, or of a value that only exists here."""
-    if text in (*PLAIN, *ALIASES, *BY_CLASS):
+    if text in (*PLAIN, *ALIASES, *ROTARIES_BY_CLASS):
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):
         return scaling
@@ -184,4 +184,4 @@ def _name_of(text: str) -> str:
         return text
     if name == "rotary":
         raise InputError(f"got {text}, but models with rotary positions have their own", "use own, exact or yarn:4")
-    return next((each for each in BY_CLASS if each.replace("-", "_") == name), name)
+    return next((each for each in ROTARIES_BY_CLASS if each.replace("-", "_") == name), name)

@@ -21,7 +21,7 @@ from locant.lab.language_model import device_of
 
 
 @contextmanager
-def joined(device: str = "auto") -> Generator[str]:
+def join_process_group(device: str = "auto") -> Generator[str]:
     """Join the process group of the launcher until the block ends, and yield the device of this process.
 
     Only the first process prints. Without a launcher there is no group, and `device` is yielded unchanged.

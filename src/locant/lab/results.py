@@ -1,7 +1,7 @@
 """The results of an experiment: its records, settings and environment.
 
-The results include everything that decides the outcome. So `changed` recognises a different run, and a run that was
-stopped keeps its records and continues. `locant.lab.resume_state` saves the state of a single training.
+The results include everything that decides the outcome. So `changed_settings` recognises a different run, and a run
+that was stopped keeps its records and continues. `locant.lab.resume_state` saves the state of a single training.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Failure(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured(Outcome):
+class _MeasuredFields(Outcome):
     train_length: int
     train_loss: float | None
     """For a text, the mean loss over the last tenth of the steps. For a task, the last loss. ``None`` if not finite."""
@@ -104,7 +104,7 @@ class _Measured(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(_Measured):
+class Record(_MeasuredFields):
     """The measurements of one model. Losses are nats per token on held-out text, and ``None`` if not finite."""
 
     loss_by_length: dict[int, float | None]
@@ -120,14 +120,16 @@ class Record(_Measured):
     def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
         """Return the loss fields of a record from the losses at each length, the longest last."""
         return {
-            "loss_by_length": {length: finite(loss.mean) for length, loss in measured.items()},
-            "loss_by_position": [finite(loss) for loss in measured[max(measured)].by_position],
-            "loss_by_window": {length: [finite(each) for each in loss.by_window] for length, loss in measured.items()},
+            "loss_by_length": {length: finite_or_none(loss.mean) for length, loss in measured.items()},
+            "loss_by_position": [finite_or_none(loss) for loss in measured[max(measured)].by_position],
+            "loss_by_window": {
+                length: [finite_or_none(each) for each in loss.by_window] for length, loss in measured.items()
+            },
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskRecord(_Measured):
+class TaskRecord(_MeasuredFields):
     """The measurements of one model on a task: the shares of right rows and of right tokens at each length."""
 
     steps: int
@@ -207,7 +209,7 @@ def _require_agreement(record: AnyRecord) -> None:
             raise ValueError(f"got {mean} for the loss at {length}, which is not the mean over its windows")
 
 
-def finite(loss: float) -> float | None:
+def finite_or_none(loss: float) -> float | None:
     """Return a loss, or ``None`` if it is not finite, because JSON has no such numbers."""
     return loss if math.isfinite(loss) else None
 
@@ -240,7 +242,7 @@ RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "doc
 """The folders of recorded results: in an installed package, and in a checkout."""
 
 
-def recorded(name: str) -> dict[str, Any] | None:
+def read_recorded(name: str) -> dict[str, Any] | None:
     """Return the results of a comparison that ``benchmarks/suite.py`` recorded, or ``None`` if they do not exist.
 
     They contain the tasks that every encoding finished with every seed. ``late`` names the other tasks.
@@ -258,17 +260,17 @@ def recorded(name: str) -> dict[str, Any] | None:
     return {**results, "settings": {**settings, "tasks": whole}, "records": records, "late": late}
 
 
-def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the `recorded` results for the suite and the model size of these settings."""
-    return recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
+def read_recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the recorded results for the suite and the model size of these settings."""
+    return read_recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
 
 
-def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
+def add_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the recorded results of the suite for encodings that these results lack.
 
     Losses on a text are added only if both comparisons read the same text.
     """
-    recorded = recorded_suite(results["settings"])
+    recorded = read_recorded_suite(results["settings"])
     if recorded is None:
         return results
     text, encodings = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
@@ -291,7 +293,7 @@ class ResultsFolder:
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
         self.path = Path(path)
-        self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
+        self.holds_earlier = {"settings", "environment", "records"} <= read_earlier(self.path / RESULTS).keys()
         self._stale = PICTURES if self.holds_earlier else ()
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"got {self.path}, which is a file, as the folder of the report", "use another folder")
@@ -333,7 +335,7 @@ class ResultsFolder:
             folder.rmdir()
 
 
-def earlier(path: Path) -> dict[str, Any]:
+def read_earlier(path: Path) -> dict[str, Any]:
     """Return the contents of an earlier run's JSON file. They are empty if the file is missing or unreadable."""
     try:
         report = strict_json(path.read_bytes(), path.name)
@@ -350,36 +352,36 @@ def require_known_schema(report: Mapping[str, Any], name: str) -> None:
         raise InputError(got, "pip install -U locant, or use another folder")
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the names of the settings that differ from the settings `before`, which were read from JSON.
 
-    >>> changed({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
+    >>> changed_settings({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
     ['seed']
     """
     plain = json.loads(json.dumps(now))
     return [name for name in {**plain, **before} if before.get(name, ...) != plain.get(name, ...)]
 
 
-def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
+def read_same_run(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
     """Return the report of an earlier run if it is the same run as this one, else an empty dictionary.
 
     Two runs are the same if only `free` settings differ, and if the versions of this package and of torch and the kind
     of machine are equal. Only those facts about the text are compared that `settings` contain.
     """
-    report, now = earlier(path), environment()
+    report, now = read_earlier(path), environment()
     try:
         before, versions = report["settings"], report["environment"]
         text = {name: before["text"].get(name) for name in settings["text"]}
-        others = {*changed({**before, "text": text}, settings)} - {*free}
+        others = {*changed_settings({**before, "text": text}, settings)} - {*free}
         is_same = not others and all(versions[name] == now[name] for name in ("locant", "torch", "machine"))
         records = report["records"]
     except (LookupError, TypeError, AttributeError):
         return {}
     if is_same and not isinstance(records, list):
-        raise damaged(path, f"got {short_repr(records)} for records")
+        raise damage_error(path, f"got {short_repr(records)} for records")
     return report if is_same else {}
 
 
-def damaged(path: Path, why: object) -> InputError:
+def damage_error(path: Path, why: object) -> InputError:
     """Return the error to raise if results of the same run cannot be read."""
     return InputError(f"got {path}, which holds damaged records: {why}", "use another folder, or delete this file")

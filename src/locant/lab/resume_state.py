@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from locant.errors import InputError, Remedy
-from locant.files import lock, replacing
+from locant.files import lock, replace_file
 
 WEIGHT, RANDOM, DEVICE_RANDOM = "weight", "random", "random_there"
 """Prefixes and names of the tensors. Moments have the names that the optimizer gives them."""
@@ -112,7 +112,7 @@ class StateFolder:
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
         tensors |= _random_numbers(self.device)
-        with wrap_write_errors(self.file), replacing(self.file) as temporary:
+        with wrap_write_errors(self.file), replace_file(self.file) as temporary:
             whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
             save_file(whole, temporary, {"locant": json.dumps(facts)})
 

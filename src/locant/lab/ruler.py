@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
-from locant.lab.results import earlier
-from locant.lab.sampling import cached_or_whole, generate
+from locant.lab.results import read_earlier
+from locant.lab.sampling import call_with_cache_if_supported, generate
 from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
@@ -118,18 +118,18 @@ def _word_list(draw: Random, size: int, often: int, seldom: int) -> Question:
     chosen = draw.sample(words(), size) if size <= len(words()) else [*dict.fromkeys(_key(draw) for _ in range(size))]
     items = [*chosen[:COMMON] * often, *chosen[COMMON:] * seldom]
     draw.shuffle(items)
-    text = f"Some words of this list stand there more often than the others.\n\n{_numbered(items)}"
+    text = f"Some words of this list stand there more often than the others.\n\n{_number_items(items)}"
     question = f"{text}\n\nWhich {COMMON} words stand there most often?"
     return Question(question, f" The {COMMON} words are:", tuple(chosen[:COMMON]))
 
 
-def _numbered(items: Sequence[str]) -> str:
+def _number_items(items: Sequence[str]) -> str:
     return " ".join(f"{number}. {item}" for number, item in enumerate(items, 1))
 
 
 def _common_words(draw: Random, size: int, length: int, *_: object) -> Question:
     example, often = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
-    return _with_example(_word_list(draw, *example), _numbered, _word_list(draw, size, *often))
+    return _with_example(_word_list(draw, *example), _number_items, _word_list(draw, size, *often))
 
 
 def _with_example(example: Question, shown: Callable[[Sequence[str]], str], question: Question) -> Question:
@@ -212,7 +212,7 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
 def has_chat_template(folder: str | Path) -> bool:
     """Return whether the files of a model contain a chat template."""
     path = Path(folder)
-    return (path / "chat_template.jinja").is_file() or "chat_template" in earlier(path / "tokenizer_config.json")
+    return (path / "chat_template.jinja").is_file() or "chat_template" in read_earlier(path / "tokenizer_config.json")
 
 
 @torch.no_grad()
@@ -231,7 +231,7 @@ def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     if isinstance(model, Decoder):
         ids = torch.tensor(prompt.ids, device=model.norm.weight.device)
         return tokenizer.decode(generate(model, ids, prompt.most, temperature=0)[len(ids) :].tolist())
-    return cached_or_whole(partial(_write_answer, model, tokenizer, prompt))
+    return call_with_cache_if_supported(partial(_write_answer, model, tokenizer, prompt))
 
 
 def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:

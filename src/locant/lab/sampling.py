@@ -134,10 +134,10 @@ def _from_decoder(model: Decoder, rows: Tensor, num_tokens: int, draw: _Draw) ->
             whole_text = torch.cat([whole_text, new], dim=1)
         return whole_text
 
-    return cached_or_whole(continuation)
+    return call_with_cache_if_supported(continuation)
 
 
-def cached_or_whole(read: Callable[[bool], T]) -> T:
+def call_with_cache_if_supported(read: Callable[[bool], T]) -> T:
     """Call a function with a cache or, if it raises a `LocantError`, without a cache. Return its result.
 
     For example, a convolution reads the neighbours of a token, which no cache contains, so it needs whole texts.

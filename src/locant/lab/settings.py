@@ -113,7 +113,7 @@ class Settings:
         if self.suite:
             usual = {field.name: field.default for field in fields(self)}
             changed = {name: value for name, value in vars(self).items() if value != usual[name]}
-            for name, value in fixed_by(self.suite, changed).items():
+            for name, value in settings_of_suite(self.suite, changed).items():
                 object.__setattr__(self, name, value)
         check_settings(
             self,
@@ -203,7 +203,7 @@ def check_settings(
         object.__setattr__(settings, name, different)
 
 
-def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_suite(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a suite fixes, if there is a suite. Raise `RangeError` if `given` contradicts them."""
     if not suite:
         return {}

@@ -61,7 +61,7 @@ class Row:
 
     @property
     def far_is_clear(self) -> bool:
-        """Return whether 0 lies outside the 95 % intervals of `far`, over stretches and over several seeds."""
+        """Whether 0 lies outside the 95 % intervals of `far`, over stretches and over several seeds."""
         if self.far is None:
             return False
         fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))
@@ -176,25 +176,25 @@ class Summary:
 
     def best(self, length: int) -> Row | None:
         """Return the row with the lowest mean loss at this length."""
-        return next(iter(self.measured(length)), None)
+        return next(iter(self.rank_measured(length)), None)
 
-    def measured(self, length: int) -> list[Row]:
+    def rank_measured(self, length: int) -> list[Row]:
         """Return the rows with a finite loss at this length, the lowest first."""
-        return [row for row in self.ranked(length) if row.by_length.get(length)]
+        return [row for row in self.rank(length) if row.by_length.get(length)]
 
     def leaders(self, length: int) -> list[Row]:
         """Return the row with the lowest loss, and all rows that do not clearly differ from it.
 
         The list is empty if it would contain all rows, or if there is not enough text.
         """
-        measured = self.measured(length)
+        measured = self.rank_measured(length)
         if not self.has_enough(length):
             return []
         best = measured[0]
         leaders = [row for row in measured if row is best or not row.is_clear(length, best, length, among=measured)]
         return leaders if len(leaders) < len(measured) else []
 
-    def ranked(self, length: int) -> list[Row]:
+    def rank(self, length: int) -> list[Row]:
         """Return all rows, the lowest loss first. Rows without a finite loss are last."""
         return sorted(self.rows, key=lambda row: cell.mean if (cell := row.by_length.get(length)) else math.inf)
 

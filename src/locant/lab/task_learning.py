@@ -35,7 +35,7 @@ WARMUP = 20
 CHECK = 50
 """The number of steps between two checks of the share of the longest trained rows that are right."""
 
-HALF = 0.5
+DECAY_SHARE = 0.5
 """The share of right rows that ends the constant rate."""
 
 CONSTANT = 2 / 3
@@ -44,7 +44,7 @@ CONSTANT = 2 / 3
 FALLING = 150
 """The smallest number of steps in which the rate falls."""
 
-AGAIN = 0.5
+RESTART_RATE = 0.5
 """The share of the rate with which a model starts again if it has not learned enough."""
 
 ROWS = 128
@@ -53,7 +53,7 @@ ROWS = 128
 LEARNED = 0.9
 """The share of the longest trained rows that has to be right for the task to count as learned."""
 
-ENOUGH = 0.96
+STOP_SHARE = 0.96
 """The share that ends a training. It is two standard deviations of the share in `ROWS` other rows above `LEARNED`."""
 
 CHUNK = 32
@@ -71,7 +71,7 @@ class Accuracy(NamedTuple):
     tokens: float
 
 
-class Learned(NamedTuple):
+class LearningResult(NamedTuple):
     """The number of steps that a training took, and the loss at the last step, in nats per token."""
 
     steps: int
@@ -129,7 +129,7 @@ def accuracy(
 def learn(
     model: Decoder, candidate: Candidate, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
     rate: float, seed: int, on_step: OnStep | None = None,
-) -> Learned:  # fmt: skip
+) -> LearningResult:  # fmt: skip
     """Train a model in place on rows of 1 to `length` items until they are learned, for at most `num_steps`.
 
     Args:
@@ -158,12 +158,12 @@ def learn(
 
     for number in range(1, 1 + max(1, int(CONSTANT * num_steps))):
         step(min(1.0, number / WARMUP))
-        if number % CHECK == 0 and right() >= HALF:
+        if number % CHECK == 0 and right() >= DECAY_SHARE:
             break
     fall(1.0, min(num_steps - len(losses), max(FALLING, len(losses))))
-    if len(losses) < num_steps and right() < ENOUGH:
-        fall(AGAIN, num_steps - len(losses))
-    return Learned(len(losses), losses[-1])
+    if len(losses) < num_steps and right() < STOP_SHARE:
+        fall(RESTART_RATE, num_steps - len(losses))
+    return LearningResult(len(losses), losses[-1])
 
 
 def _optimizers(model: Decoder, rate: float) -> list[tuple[torch.optim.Optimizer, float]]:

@@ -81,31 +81,31 @@ class Arrangement(Task):
 
     def make(self, random: Random, length: int) -> Row:
         items = random.choices(range(self.symbols), k=length)
-        return Row([*items, self.symbols], self.arranged(items))
+        return Row([*items, self.symbols], self.arrange(items))
 
     @abstractmethod
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         """Return the items in the order of the answer."""
 
 
 class Copy(Arrangement):
     """Symbols, and the same symbols again."""
 
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         return items
 
 
 class Reverse(Arrangement):
     """Symbols, and the same symbols in reverse order."""
 
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         return items[::-1]
 
 
 class Sort(Arrangement):
     """Numbers, and the same numbers in ascending order."""
 
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         return sorted(items)
 
 
@@ -136,13 +136,13 @@ class Addition(Task):
             carry, digit = divmod(a + b + carry, 10)
             total.append(digit)
         start = random.randrange(self.hints - length) if self.hints else 0
-        numbers = [self._marked(digits, start) for digits in (first, second, total)]
+        numbers = [self._with_hints(digits, start) for digits in (first, second, total)]
         return Row([*numbers[0], 10, *numbers[1], 11], numbers[2])
 
     def numbers_of(self, length: int) -> list[int]:
         return [] if self.hints else [length, length, length + 1]
 
-    def _marked(self, digits: list[int], start: int) -> list[int]:
+    def _with_hints(self, digits: list[int], start: int) -> list[int]:
         if not self.hints:
             return digits
         return [token for place, digit in enumerate(digits, 12 + start) for token in (place, digit)]
@@ -338,12 +338,12 @@ def _check(name: str, value: Task) -> None:
         raise RangeError(got, "use a larger vocab_size")
 
 
-def _own(registry: Registry[Task]) -> None:
+def _register_own(registry: Registry[Task]) -> None:
     for name, value in OWN.items():
         registry.register(name, value)
 
 
-TASKS = Registry[Task]("task", "locant.tasks", _check, own=_own)
+TASKS = Registry[Task]("task", "locant.tasks", _check, own=_register_own)
 """All tasks. A package adds a task by an entry point of the group ``locant.tasks``, with its name and its object."""
 
 

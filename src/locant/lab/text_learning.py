@@ -100,7 +100,7 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
     return ids[:cut], ids[cut:]
 
 
-class Counted(NamedTuple):
+class CountingLosses(NamedTuple):
     """The losses of counting, in nats per token of a held-out text, from the counts of a training text."""
 
     unigram: float
@@ -109,7 +109,7 @@ class Counted(NamedTuple):
     """The loss from the frequency of each token after the token before it."""
 
 
-def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
+def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> CountingLosses:
     """Return the losses of counting. The targets are the same as in `losses_in_windows` at any length.
 
     Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them. With d
@@ -129,7 +129,7 @@ def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more
     follows = np.where(pairs[place] == before * vocab_size + after, times[place], 0)
     kinds, all_times = (np.bincount(pairs // vocab_size, each, vocab_size)[before] for each in (None, times))
     behind = np.where(kinds > 0, (follows + kinds * shares[after]) / np.maximum(all_times + kinds, 1), shares[after])
-    return Counted(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
+    return CountingLosses(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
 
 
 @torch.no_grad()

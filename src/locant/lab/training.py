@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.lab.candidate import Candidate, unscaled
+from locant.lab.candidate import Candidate, parse_without_scaling
 from locant.lab.decoder import Decoder
-from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
+from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite_or_none
 from locant.lab.settings import SWEEP_SEED, TEXT, VOCAB_SIZE, Settings
 from locant.lab.task_learning import CHOOSING, LEARNED, MEASURED, Accuracy, accuracy, learn, measured_rows
 from locant.lab.tasks import task
@@ -95,7 +95,7 @@ def train(
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True
     """
-    candidate = unscaled(encoding)
+    candidate = parse_without_scaling(encoding)
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
     tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer  # type: ignore[list-item]
     ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
@@ -193,7 +193,7 @@ class _Learner(ABC):
         encoding = candidate.at_length(
             self.model.encoding, length, trained, shape(self.settings, self.longest)
         )  # fmt: skip
-        return self.model.reading_with(encoding)
+        return self.model.use_encoding(encoding)
 
 
 class _OnText(_Learner):
@@ -207,7 +207,7 @@ class _OnText(_Learner):
             self.model, self.candidate, self.text.training, self.settings,
             num_steps=steps, seed=self.training.seed, rate=self.training.rate, on_step=on_step,
         )  # fmt: skip
-        return {"train_loss": finite(loss), "steps": steps}
+        return {"train_loss": finite_or_none(loss), "steps": steps}
 
     def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
         return Record(train_length=self.settings.train_length, **facts, **self._losses(candidate, self.text.held_out))
@@ -234,7 +234,7 @@ class _OnText(_Learner):
             with self._reading(candidate, length, trained) as model:
                 if length in self.settings.lengths:
                     losses[length] = losses_in_windows(model, ids, length, positions=positions)
-                stretches[length] = [*map(finite, in_context(model, ids, length, self.longest, positions))]
+                stretches[length] = [*map(finite_or_none, in_context(model, ids, length, self.longest, positions))]
         return {**Record.losses(losses), "context_loss_by_stretch": stretches}
 
 
@@ -252,7 +252,7 @@ class _OnTask(_Learner):
             num_steps=num_steps or self.settings.steps_for(), batch_size=self.settings.batch_for(self.training.task),
             rate=self.training.rate, seed=self.training.seed, on_step=on_step,
         )  # fmt: skip
-        return {"train_loss": finite(learned.loss), "steps": learned.steps}
+        return {"train_loss": finite_or_none(learned.loss), "steps": learned.steps}
 
     def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
         trained, right = self.settings.task_length, self._accuracies(candidate)

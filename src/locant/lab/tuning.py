@@ -40,14 +40,14 @@ from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
-    AsDecoder,
+    TransformersDecoder,
     device_of,
     fingerprint,
     load_config,
     load_model,
-    quiet,
     require_positions,
     require_rows,
+    silence_transformers,
     stated_length,
     trained_length,
 )
@@ -56,9 +56,9 @@ from locant.lab.processes import add_gradients, rank, seed_step, smallest, wait_
 from locant.lab.results import (
     RECORD,
     Losses,
-    changed,
-    earlier,
+    changed_settings,
     environment,
+    read_earlier,
 )
 from locant.lab.resume_state import StateFolder, preserve_random_state, wrap_write_errors
 from locant.lab.settings import VOCAB_SIZE, check_settings, require_one_duration
@@ -83,7 +83,7 @@ often if it would read more windows than the training.
 LOGITS = 2**27
 """The largest number of logits in memory in training, unless a single window has more. They take most of the memory."""
 
-SHORTEST = 16
+MIN_LENGTH = 16
 """The smallest number of first tokens of a window whose mean loss is recorded."""
 
 SAVE_SECONDS = 60.0
@@ -194,12 +194,12 @@ def tune(
         raise InputError(got, Remedy(way="own"))
     config = load_config(source)
     trained = trained_length(config)
-    length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
+    length = settings.length or (way.stretched_length(trained) if way.is_scaling else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), default_vocab_size=VOCAB_SIZE)
     wanted = _run_settings(source, settings, length, corpus)
     _tokenizer_config(source)  # if it cannot be read, fail before the training
     state = StateFolder(output, settings.device)
-    if (finished := earlier(output / RECORD)).get("settings") == wanted:
+    if (finished := read_earlier(output / RECORD)).get("settings") == wanted:
         if rank() == 0 and state.path.exists():
             with state:
                 state.remove()
@@ -208,8 +208,8 @@ def tune(
         require_apart(output, read)
     require_output(output, force=force)
     training, held_out = split_off(corpus.ids, length)
-    if way.stretches:
-        if (to := way.stretched(trained)) <= trained:
+    if way.is_scaling:
+        if (to := way.stretched_length(trained)) <= trained:
             raise InputError(
                 f"got {way.name}:{way.factor:g}, which does not stretch the model", Remedy(way=f"{way.name}:4")
             )
@@ -220,7 +220,7 @@ def tune(
     with state if rank() == 0 else nullcontext(), preserve_random_state(state.device):
         so_far = _unfinished_run(state, wanted, force=force)
         wait_for_all()  # the first process must not write a state before the others have looked for a state
-        prepared = AsDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
+        prepared = TransformersDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
         run = _Run(prepared, training, held_out, length, settings)
         record = {**run.train(state, wanted, so_far, on_step), "swapped": hasattr(model.config, "locant")}
         if rank() == 0:
@@ -234,7 +234,7 @@ def _unfinished_run(state: StateFolder, wanted: Mapping[str, Any], *, force: boo
     """Return the record of an earlier call of the same run. With `force`, discard a run that cannot continue."""
     try:
         so_far = state.facts()
-        if so_far is not None and (other := changed(so_far["settings"], wanted)):
+        if so_far is not None and (other := changed_settings(so_far["settings"], wanted)):
             got = f"got an unfinished run in {state.path} with another {', '.join(other)}"
             remedy = Remedy("use the settings of that run, another folder, or {} to start again", force=True)
             raise InputError(got, remedy)
@@ -262,7 +262,7 @@ def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Cor
 def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: int) -> Any:
     """Give the model its new positions and adapters, and freeze the parameters that are not trained."""
     torch.manual_seed(settings.seed)
-    if not way.stretches and way.name != "own":
+    if not way.is_scaling and way.name != "own":
         swap(model, way.encoding(model, trained_length(model.config), length))
     _state_length(model.config.get_text_config(), length)
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
@@ -299,7 +299,12 @@ class _Run:
     """A training, from a saved state or from the beginning."""
 
     def __init__(
-        self, decoder: AsDecoder, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
+        self,
+        decoder: TransformersDecoder,
+        training: np.ndarray,
+        held_out: np.ndarray,
+        length: int,
+        settings: TuneSettings,
     ) -> None:
         self.decoder, self.settings, self.length = decoder, settings, length
         self.model = model = decoder.model
@@ -416,16 +421,16 @@ class _Run:
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
-    """Return the mean loss over whole windows, over their first halves, and so on, down to `SHORTEST` tokens."""
+    """Return the mean loss over whole windows, over their first halves, and so on, down to `MIN_LENGTH` tokens."""
     length = len(losses.by_position)
     halves = [length >> times for times in range(length.bit_length())]
-    lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
+    lengths = sorted(each for each in halves if each >= MIN_LENGTH or each == length)
     return {str(each): float(np.mean(losses.by_position[:each])) for each in lengths}
 
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
     """Write the folder of the tuned model, with files of the old folder such as the tokenizer."""
-    with wrap_write_errors(output), new_folder(output, force=force) as new, quiet():
+    with wrap_write_errors(output), new_folder(output, force=force) as new, silence_transformers():
         model.save_pretrained(new)
         if record["settings"]["adapter"]:
             model.get_base_model().config.save_pretrained(new)

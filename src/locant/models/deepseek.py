@@ -71,7 +71,7 @@ MISTRAL_YARN = {
 
 GROWING_QUERIES = warn_if(
     lambda config, encoding: getattr(encoding, "temperature", None) is not None,
-    "the temperature multiplies whole queries: call encoding.temperature.scaled(q, positions) for dimensions that are "
+    "the temperature multiplies whole queries: call encoding.temperature.scale(q, positions) for dimensions that are "
     "not rotated",
 )
 

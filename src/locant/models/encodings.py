@@ -12,7 +12,7 @@ from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import NUM_LAYERS, Config, layer_types_in, required
 from locant.models.mixed_layers import full_every
-from locant.models.registry import class_sizes, flat_part, read, read_known, with_defaults
+from locant.models.registry import class_sizes, flat_part, read_config, read_known_config, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
 from locant.models.unread_keys import CONTRADICTION
@@ -205,7 +205,7 @@ def rotary_from_config(
     from locant.probing.probe import is_measurable, measured_rotary
 
     def make(stated: Config | object) -> Rotary:
-        values, architecture = read(stated)
+        values, architecture = read_config(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).replace(angles=angles)
         rope_type = layer_type
@@ -239,7 +239,7 @@ def _warn_of_form(config: Config | object, layout: Layout | None, *, depth: int)
             f"part, {part}. Its class in transformers may use defaults instead",
             stacklevel=depth,
         )
-    doubt = read(config)[1].rotary_keys.layout_doubt
+    doubt = read_config(config)[1].rotary_keys.layout_doubt
     if layout is None and doubt is not None:
         warnings.warn(doubt, stacklevel=depth)
 
@@ -259,7 +259,7 @@ def _make_with_defaults(config: Config | object, make: Callable[[Config | object
     try:
         return make(config)
     except InputError as first_error:
-        stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
+        stated, full = read_config(config)[0], {**class_sizes(config), **with_defaults(config)}
         missing = {key: value for key, value in full.items() if key not in stated}
         error = _find_error(make, full) if missing else first_error
         if error is not None:
@@ -291,8 +291,12 @@ def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architectu
     """Return a configuration and its row. The row may be unknown if an installed `transformers` can be measured."""
     from locant.probing.probe import is_measurable
 
-    values, architecture = read(config)
-    return (values, architecture) if architecture.rotary is UNKNOWN and is_measurable(config) else read_known(config)
+    values, architecture = read_config(config)
+    return (
+        (values, architecture)
+        if architecture.rotary is UNKNOWN and is_measurable(config)
+        else read_known_config(config)
+    )
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ def _mimo_layers(config: Config) -> tuple[str, ...]:
     return layer_types_in(config) or ("full_attention", *full_every(6)(config)[1:])
 
 
-def _repeated(config: Config, *pattern: str) -> tuple[str, ...]:
+def _repeat_pattern(config: Config, *pattern: str) -> tuple[str, ...]:
     return tuple(pattern[layer % len(pattern)] for layer in range(required(config, "num_hidden_layers")))
 
 
@@ -305,7 +305,7 @@ def _step_ropes(config: Config) -> Config:
 STEP_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factors")
 
 
-def _attention_layers_only(config: Config) -> Config:
+def _keep_attention_layers(config: Config) -> Config:
     """Rewrite Dory as published, whose ``layer_types`` lists attention and MLP alternately."""
     types = layer_types_in(config)
     if "mlp" not in types:
@@ -400,7 +400,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "dory": rotary_row(
         None, 8192, 256, kinds_by_layer=full_every(4),
-        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_attention_layers_only),
+        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_keep_attention_layers),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
     ),
     "beam": rotary_row(
@@ -418,7 +418,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi_linear": Architecture(encoding=lambda config, kind: PositionEncoding(), warnings=(BY_RECURRENCE,)),
     "lara_mini": rotary_row(
         1e4, 131072, 128, encoding=nope_unless_sliding, layer_types=lambda config: LARA,
-        kinds_by_layer=lambda config: layer_types_in(config) or _repeated(config, *LARA_PATTERN),
+        kinds_by_layer=lambda config: layer_types_in(config) or _repeat_pattern(config, *LARA_PATTERN),
     ),
     "granite_swa": _row_by_base(1e4, 8192),
     "granitemoe_swa": _row_by_base(1e4, 2048),

@@ -195,7 +195,7 @@ def _window_kinds(config: Config) -> tuple[str, ...]:
     return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
 
 
-def _decomposed(key: str) -> Any:
+def _decomposed_bias(key: str) -> Any:
     """Return the bias of SAM and ViTDet. Raise `InputError` if this key is false."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -240,7 +240,7 @@ SWIN = Architecture(
 )  # fmt: skip
 BEIT = Architecture(encoding=_beit, defaults=IMAGE, warnings=(AT_THE_INPUT,))
 SAM = Architecture(
-    encoding=_decomposed("use_rel_pos"), layer_types=_window_kinds, default_layer_type="global",
+    encoding=_decomposed_bias("use_rel_pos"), layer_types=_window_kinds, default_layer_type="global",
     defaults={"image_size": 1024, "patch_size": 16, "window_size": 14, "use_rel_pos": True}, warnings=(AT_THE_INPUT,),
 )  # fmt: skip
 
@@ -295,8 +295,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(
-        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_window_kinds, default_layer_type=None,
-        defaults=IMAGE, warnings=(AT_THE_INPUT,),
+        encoding=_decomposed_bias("use_relative_position_embeddings"), layer_types=_window_kinds,
+        default_layer_type=None, defaults=IMAGE, warnings=(AT_THE_INPUT,),
     ),
     "vit": Architecture(encoding=learned_grid(1), defaults=IMAGE),
     "deit": Architecture(encoding=learned_grid(2), defaults=IMAGE),

@@ -35,7 +35,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from locant.arguments import Real, real
 from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.table import DeferredErrors, Fill, Table, rows_of
+from locant.embedding.deferred_errors import DeferredErrors
+from locant.embedding.table import Fill, Table, rows_of
 from locant.errors import LocantError, ShapeError
 from locant.kernels.look_up import look_up
 

@@ -50,7 +50,7 @@ class DistanceBias(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self._numbers = Constant(torch.tensor(list(self.heads.mine), device="cpu"))
+        self._numbers = Constant(torch.tensor(list(self.heads.indices), device="cpu"))
 
     def of_distance(
         self, distance: Int[Tensor, "*#pairs"], head: Int[Tensor, "*#pairs"], *args: Any, **operands: Any
@@ -60,7 +60,7 @@ class DistanceBias(PositionEncoding):
         Args:
             distance: query index minus key index, positive for an earlier key and negative for a later one.
             head: the index of the head in the model, from 0, even if this rank holds a slice of the heads. To index
-                values of this rank's heads alone, use ``self.heads.here(head)``.
+                values of this rank's heads alone, use ``self.heads.to_local(head)``.
             operands: the values that `operands` returned, by name.
         """
         raise LocantError(f"{type(self).__name__} does not define of_distance", "def of_distance(self, distance, head)")
@@ -143,7 +143,7 @@ class RowBias(PositionEncoding):
                 queries=queries, keys=keys, entry_of=self.row_of(q.device), ends=self.ends, of_query=of_query,
                 of_key=of_key, scale=self.scale,
             )  # fmt: skip
-            return (table if heads is None else table.of_heads(heads),)
+            return (table if heads is None else table.select_heads(heads),)
 
         return Lookup(
             q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), make=make,

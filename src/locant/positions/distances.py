@@ -54,10 +54,10 @@ def exact_dot(
     if dtype == torch.float64:
         return a.double() @ b.double().transpose(-1, -2)
     bits = (53 - max(a.shape[-1] - 1, 0).bit_length()) // 2  # float64 has 53
-    return _on_grid(a, bits) @ _on_grid(b, bits).transpose(-1, -2)
+    return _round_to_grid(a, bits) @ _round_to_grid(b, bits).transpose(-1, -2)
 
 
-def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
+def _round_to_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
     """Round each row to ``n * step``, with one step per row and whole numbers n of at most ``2**bits`` in size."""
     exact = x.double()
     if not x.shape[-1]:

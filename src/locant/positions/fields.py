@@ -55,7 +55,7 @@ def unflatten(leaves: Iterable[Any], host_fields: HostFields) -> dict[str, Any]:
     return {**tensors, "read": TokenFeatures(of_query, of_key), **host_fields._asdict()}
 
 
-def equal(a: Positions, b: Positions) -> bool:
+def are_equal(a: Positions, b: Positions) -> bool:
     """Return whether every token has the same index, document, order and place in grids of the same sizes."""
     if (a.denominator, a.device, a.grids) != (b.denominator, b.device, b.grids) or not torch.equal(a.index, b.index):
         return False

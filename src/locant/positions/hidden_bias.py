@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.arguments import MAX_WIDTH, whole
+from locant.deprecation import Renamed
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions.base import Embeddings, Keys, PositionEncoding, Queries, require_embeddings, require_tokens
@@ -86,10 +87,11 @@ class HiddenBias(PositionEncoding):
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
-    def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def far_terms(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return a number per query and per key, ``#batch heads token``. Their sum is the bias if distance >= `far`."""
         return None, None
 
+    of_far = Renamed("far_terms")
     far: int | None = None
     is_traceable_per_pair: ClassVar[bool] = True
 
@@ -110,7 +112,7 @@ class HiddenBias(PositionEncoding):
         return Pairwise(
             q=q, queries=queries, keys=keys, sources=(of_query, of_key), of_query=of_query, of_key=of_key,
             of_pair=self.of_pair, heads=range(len(self.heads))[heads or slice(None)], far=self.far,
-            separate=self.of_far, is_traceable_per_pair=self.is_traceable_per_pair,
+            separate=self.far_terms, is_traceable_per_pair=self.is_traceable_per_pair,
         )  # fmt: skip
 
     def features_of_heads(

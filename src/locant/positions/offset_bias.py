@@ -96,7 +96,7 @@ class OffsetBias(PositionEncoding):
 
         def make() -> tuple[Entries, ...]:
             tables = tuple(_entries(table, queries, keys) for table in self.tables(bias_dtype(q)))
-            return tables if heads is None else tuple(table.of_heads(heads) for table in tables)
+            return tables if heads is None else tuple(table.select_heads(heads) for table in tables)
 
         of_query, sources = q if self.of_products else None, (*self.parameters(), *self.buffers())
         return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)

@@ -18,14 +18,23 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from locant.arguments import entries, flag, whole
+from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import checks, distances, documents
 from locant.positions.batches import fields_from_batch, make_batch
 from locant.positions.documents import PADDING, MaskMod, check_window, is_allowed
-from locant.positions.fields import NO_FEATURES, TokenFeatures, equal, flatten, join_fields, register_pytree, unflatten
+from locant.positions.fields import (
+    NO_FEATURES,
+    TokenFeatures,
+    are_equal,
+    flatten,
+    join_fields,
+    register_pytree,
+    unflatten,
+)
 from locant.positions.grids import Grid, fields_from_grids, pack_grids, to_grid, to_rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_from_parts
-from locant.tensors import bounds, has_values, readable
+from locant.tensors import bounds, has_values, host_can_read
 
 Device = torch.device | str | None
 Numbers = Tensor | np.ndarray | Sequence[object]
@@ -104,10 +113,10 @@ class Positions:
         tensor([[-1, -1,  0,  0]])
         """
         real = checks.padding_mask(attention_mask)
-        if readable(real) and bool(real.all()):
+        if host_can_read(real) and bool(real.all()):
             return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
         index = (real.long().cumsum(1) - 1).clamp(min=0)
-        low, high = bounds(index) if readable(index) else (0, max(real.shape[1] - 1, 0))
+        low, high = bounds(index) if host_can_read(index) else (0, max(real.shape[1] - 1, 0))
         return cls(index, torch.where(real, 0, PADDING), None, low, high)
 
     @classmethod
@@ -378,7 +387,7 @@ class Positions:
         >>> Positions.packed([2, 1]).mask().int().tolist()
         [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
         """
-        queries, keys = self.paired(k_positions)
+        queries, keys = self.expand_together(k_positions)
         same = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
         return is_allowed(*same, *orders, causal, check_window(window))[:, None]
@@ -387,7 +396,7 @@ class Positions:
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> MaskMod:
         """Return `mask` as a function of (batch, head, query, key) slots, for FlexAttention."""
-        return distances.mask_mod(*self.paired(k_positions), causal, check_window(window))
+        return distances.mask_mod(*self.expand_together(k_positions), causal, check_window(window))
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -395,15 +404,17 @@ class Positions:
         """Return `mask` as a block-sparse mask for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        queries, keys = self.paired(k_positions)
+        queries, keys = self.expand_together(k_positions)
         mask_mod = self.mask_mod(k_positions, causal=causal, window=window)
         return create_block_mask(mask_mod, queries.batch, None, self.seq_len, keys.seq_len, str(self.device))
 
-    def paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
+    def expand_together(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
         """Return the positions of queries and keys, both expanded to the larger batch."""
         keys = self if k_positions is None else k_positions
         batch = max(self.batch, keys.batch)
         return self.expand(batch), keys.expand(batch)
+
+    paired = Renamed("expand_together")
 
     def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
         """Return where documents start and the last ends in ``tokens[positions.document >= 0]``, for varlen kernels.
@@ -456,7 +467,7 @@ class Positions:
 
     def __eq__(self, other: object) -> bool:
         """Return whether every token has the same index, document, order and place in grids of the same sizes."""
-        return equal(self, other) if isinstance(other, Positions) else NotImplemented
+        return are_equal(self, other) if isinstance(other, Positions) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # equality compares tensors, so it cannot be a dictionary key
 

@@ -53,7 +53,7 @@ class PairClass(NamedTuple):
     columns: tuple[int, int | None] = (0, None)
     rotary: Rotary | None = None
 
-    def rotated(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
         """Return the queries and keys of this class, rotated."""
         part = q[:, :, slice(*self.rows)], k[:, :, slice(*self.columns)]
         return part if self.rotary is None else self.rotary.rotate(*part, self.q_at, self.k_at)
@@ -102,7 +102,7 @@ class RotaryByClass(PositionEncoding):
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
         temperature = self.rotary.temperature
-        return (q if temperature is None else temperature.scaled(q, positions, inplace=inplace)), k
+        return (q if temperature is None else temperature.scale(q, positions, inplace=inplace)), k
 
     def extra_repr(self) -> str:
         return f"{self.rotary}"
@@ -115,7 +115,7 @@ def products(classes: Sequence[PairClass], q: Queries, k: Keys) -> Float[Tensor,
     """
     total = torch.zeros(*q.shape[:3], k.shape[2], dtype=bias_dtype(q), device=q.device)
     for each in classes:
-        rotated_q, rotated_k = (x.to(total.dtype) for x in each.rotated(q, k))
+        rotated_q, rotated_k = (x.to(total.dtype) for x in each.rotate(q, k))
         scores = rotated_q @ for_query_heads(rotated_k, q.shape[1]).mT
         allowed = each.queries.mask(each.keys, causal=each.causal, window=each.window)
         total[:, :, slice(*each.rows), slice(*each.columns)] += scores.masked_fill(~allowed, 0.0)

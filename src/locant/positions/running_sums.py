@@ -86,7 +86,7 @@ class RunningSums(HiddenBias):
 
     far = 0
 
-    def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    def far_terms(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return both sums relative to the first query, because float32 rounds the sums of neighbours to one number."""
         queries, keys = self._require_both(queries, keys)
         first = queries[:, :, :1]

@@ -64,7 +64,7 @@ SCALING_BY_WORD = {
 """Scalings by name without punctuation. Each of `_ENDS` may follow a name."""
 
 
-LONGEST = 200
+MAX_LENGTH = 200
 """The length of the longest text that is read as a title."""
 
 
@@ -87,7 +87,7 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         RangeError: the title may mean several encodings or a variant of an encoding, or it means a scaling or a
             model. The remedy contains the possible calls.
     """
-    if len(title) > LONGEST:
+    if len(title) > MAX_LENGTH:
         return None
     if (call := next((call for part, call in SEVERAL_AXES.items() if part in _letters(title)), None)) is not None:
         raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", call)

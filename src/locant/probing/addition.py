@@ -22,7 +22,7 @@ from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.costs import Finding
 from locant.probing.report import Report
-from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, fit_frequencies, wrapped
+from locant.probing.rotation import NEAR, Block, Rotation, find_encoding, fit_frequencies, wrap_angle
 from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
 from locant.probing.table_calls import WIDTHS
 from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures, arguments_of
@@ -37,7 +37,7 @@ WRONG = 1e-2
 FAR = 4096
 """The last position whose vectors are compared with a formula."""
 
-LARGEST = 2**22
+MAX_ELEMENTS = 2**22
 """The largest number of elements in a sequence that is tried."""
 
 SHAPES = {
@@ -73,7 +73,7 @@ class AdditionReport(Report):
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"at positions up to {self.far:,}"
 
     def _facts(self) -> Iterator[str]:
@@ -183,13 +183,13 @@ def addition_report(
             continue
         measured.add(call.called)
         added = results[0] - factor * inputs[0].double()
-        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies(added, axis)]
+        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies_along(added, axis)]
         if varying and call.axis in (None, *varying):
             return _report(target, call, tuple(varying), factor, expected)
     return None
 
 
-def _varies(added: Tensor, axis: int) -> bool:
+def _varies_along(added: Tensor, axis: int) -> bool:
     first = added.narrow(axis, 0, 1)
     return float((added - first).abs().max()) > SAME * float(added.abs().max())
 
@@ -272,7 +272,7 @@ def _end(call: _Call, axis: int) -> tuple[int, str | None]:
             return type(error).__name__
         return None
 
-    limit = MAX_INT32 if call.axis is not None else LARGEST // call.width - 1
+    limit = MAX_INT32 if call.axis is not None else MAX_ELEMENTS // call.width - 1
     low, high = NUM_TOKENS - 1, 2 * NUM_TOKENS
     ended = error_at(high := min(high, limit))
     while ended is None and high < limit:
@@ -303,7 +303,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
         scale = float(parts.square().sum(1).sqrt().median())
         for first, sine, cosine in orders:
             angles = torch.atan2(parts[:, sine], parts[:, cosine])
-            frequencies, bent = fit_frequencies(wrapped(angles), steps, 1)
+            frequencies, bent = fit_frequencies(wrap_angle(angles), steps, 1)
             speeds, offsets = frequencies[:, 0].tolist(), angles[0].tolist()
             half = width // 2
             blocks = tuple(
@@ -313,7 +313,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
             rotation = Rotation(
                 blocks=blocks, mixed=2, factor=1.0, change=0.0, bent=bent, order=None, num_heads=None, same_heads=True,
             )  # fmt: skip
-            ladder = encoding_of(rotation, width, 1) if min(speeds) > 0 else None
+            ladder = find_encoding(rotation, width, 1) if min(speeds) > 0 else None
             begin = rotation.begin
             if not isinstance(ladder, Rotary) or not isinstance(ladder.scaling, Unscaled) or begin is None:
                 continue

@@ -17,12 +17,12 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
-from locant.probing.report import Report, some
+from locant.probing.report import Report, first_and_last
 from locant.probing.subject import name_of, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, function_of
 from locant.spelling import dtype_name
 
-BIASED = 300
+NUM_TOKENS = 300
 """The number of tokens whose bias is measured. It exceeds most buckets and the integers that bfloat16 holds exactly."""
 
 FAR = 4096
@@ -74,19 +74,21 @@ class BiasReport(Report):
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
-        return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
+        """A description of what was compared with the encoding."""
+        return f"among {NUM_TOKENS} tokens" + (
+            "" if self.of_all else ", for earlier keys alone: a causal mask is needed"
+        )
 
     def _facts(self) -> Iterator[str]:
         yield f"It adds a bias to the scores of {self.num_heads} heads."
         if self.of_distance:
-            yield f"Among {BIASED} tokens the bias is a function of the distance alone."
+            yield f"Among {NUM_TOKENS} tokens the bias is a function of the distance alone."
         elif self.up_to_rows:
             constant = "up to a constant per row, which softmax does not see"
-            yield f"Among {BIASED} tokens the bias is a function of the distance, {constant}."
+            yield f"Among {NUM_TOKENS} tokens the bias is a function of the distance, {constant}."
         yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
         if self.slopes is not None:
-            yield f"It falls linearly with the distance, with slopes {some(self.slopes)}."
+            yield f"It falls linearly with the distance, with slopes {first_and_last(self.slopes)}."
             if self.slopes_of is not None and self.slopes_of[0] > self.num_heads:
                 total, first = self.slopes_of
                 heads = f"heads {first} to {first + self.num_heads - 1} of {total}"
@@ -105,7 +107,7 @@ class BiasReport(Report):
         if self.slopes is not None and min(self.slopes) < 0:
             yield Finding("Far tokens count more than near ones: the sign of the slopes is reversed.")
         elif self.slopes is not None and self.slopes_of is None and self.expected is None:
-            usual = some(alibi_slopes(self.num_heads))
+            usual = first_and_last(alibi_slopes(self.num_heads))
             text = f"The slopes follow no known rule: ALiBi has {usual} for {self.num_heads} heads"
             powers = [2.0 ** (-8 * (head + 1) / self.num_heads) for head in range(self.num_heads)]
             if _are_equal(self.slopes, powers):
@@ -149,9 +151,9 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
             failures.setdefault(called, error)
     else:
         return None
-    whole = bias_of(BIASED, BIASED)
-    refuse_unsteady(target, whole, bias_of(BIASED, BIASED))
-    later = torch.ones(BIASED, BIASED, dtype=torch.bool).triu(1)
+    whole = bias_of(NUM_TOKENS, NUM_TOKENS)
+    refuse_unsteady(target, whole, bias_of(NUM_TOKENS, NUM_TOKENS))
+    later = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).triu(1)
     hidden = whole <= HIDDEN
     causal = bool(hidden[:, later].all()) and not bool(hidden[:, ~later].any())
     visible = whole.masked_fill(hidden, torch.nan)
@@ -166,16 +168,16 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
         usual = torch.allclose(slopes, torch.tensor(alibi_slopes(len(whole)), dtype=torch.float64), rtol=1e-5)
         encoding = ALiBi(len(whole)) if usual else ALiBi(len(whole), slopes=slopes.tolist())
     elif of_distance:
-        encoding, alike = _bucketed(earlier, None if causal else after)
+        encoding, alike = _find_t5(earlier, None if causal else after)
     if encoding is not None:
-        errors = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
+        errors = (_relative(encoding.matrix(NUM_TOKENS).double()) - relative).abs().masked_fill(hidden, 0)
         of_all = float(errors.max()) <= SAME * _largest(relative)
         agrees = float((errors if of_all else errors[:, ~later]).max())
     return BiasReport(
         subject=name_of(target), called=called, encoding=encoding, agrees=agrees, of_all=of_all, alike=alike,
         expected=expected, differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
         num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
-        symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
+        symmetric=not causal and torch.allclose(earlier[:, :NUM_TOKENS], after[:, :NUM_TOKENS], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
         slopes_of=None if slopes is None else _find_alibi(slopes.tolist()),
         buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
@@ -237,7 +239,7 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
         line = line.masked_fill(line <= HIDDEN, torch.nan)
         lines += [line, line.flip(-1)]
     same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-    earlier, after = (next((line for line in lines if same(line[:, :BIASED], side)), side) for side in _sides(bias))
+    earlier, after = (next((line for line in lines if same(line[:, :NUM_TOKENS], side)), side) for side in _sides(bias))
     return earlier, after
 
 
@@ -263,7 +265,7 @@ def _count_values(curves: Tensor) -> int:
 
 def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
     try:
-        newest = bias_of(1, BIASED)
+        newest = bias_of(1, NUM_TOKENS)
     except CALL_ERRORS:
         return None
     return torch.allclose((newest - newest[..., -1:])[:, 0], relative[:, -1], atol=SAME, equal_nan=True)
@@ -285,11 +287,11 @@ class _Buckets(NamedTuple):
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """Return a sort key that is smallest for the usual settings, 128 tokens and a power of two."""
+        """A sort key that is smallest for the usual settings, 128 tokens and a power of two."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
-def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
+def _find_t5(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
     """Return T5's bias with the measured table, and all settings with the same buckets, if there are several.
 
     `after` is ``None`` if later keys are hidden.
@@ -349,7 +351,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -> list[str]:
-    other = expected.matrix(BIASED).double()
+    other = expected.matrix(NUM_TOKENS).double()
     if len(other) != len(relative):
         return [f"it has {len(relative)} heads"]
     other = _relative(other)
@@ -360,6 +362,6 @@ def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -
         return ["earlier and later keys are exchanged"]
     wrong = errors.gt(SAME)
     heads = wrong.any(2).any(1).nonzero()[:, 0]
-    rows = torch.arange(BIASED)
+    rows = torch.arange(NUM_TOKENS)
     distance = int((rows[:, None] - rows).abs()[wrong[heads[0]]].min())
     return [f"the biases of {len(heads)} heads differ, in head {int(heads[0])} from distance {distance} on"]

@@ -23,7 +23,7 @@ class Cost(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """Return the larger cost."""
+        """The larger cost."""
         return max(self.at_2048, self.at_8192 or 0.0)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ COSTS = {
     "linear scaling": Cost("linear scaling by 4 that it was not trained with", 2.13, None),
 }
 
-OF_ROUNDINGS = {
+ROUNDING_COSTS = {
     "bfloat16 frequencies": "narrow frequencies",
     "float16 frequencies": "narrow frequencies",
     "positions counted in bfloat16": "positions in bfloat16",
@@ -73,14 +73,14 @@ class Finding(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Return the sort key. Harm without a measured cost comes first, then the highest cost. Notes come last."""
+        """The sort key. Harm without a measured cost comes first, then the highest cost. Notes come last."""
         if self.cost is None:
             return -float("inf") if self.harms else 0.0
         return -COSTS[self.cost].worst
 
     @property
     def matters(self) -> bool:
-        """Return whether this deserves a warning, because it does harm or has a measured cost."""
+        """Whether this deserves a warning, because it does harm or has a measured cost."""
         return self.harms if self.cost is None else COSTS[self.cost].worst > SMALL
 
     def __str__(self) -> str:

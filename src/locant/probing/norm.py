@@ -162,8 +162,8 @@ def without_norm(
     x = _tokens(subject)
     sides = [side.double() for side in subject.rotate(x.clone(), subject.index(0))]
     expected = [Norm(weight=weight, weights="", eps=eps) for weight in weights]
-    off = tuple(_apart(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
-    norms = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
+    off = tuple(_relative_error(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
+    norms = [_find_norm(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
     for name, norm in zip(SIDES, norms, strict=True):
         if norm is not None and norm.kind == "mean":
             call = subject.convention.notation
@@ -173,7 +173,7 @@ def without_norm(
     after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
     misplaced = [each is not None and each != should_follow for each in after]
     wrong = tuple(
-        (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
+        (*_describe_mistakes(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
         for each in zip(norms, expected, off, after, misplaced, strict=True)
     )
     convention = replace(subject.convention, call=_without_norms(subject.convention, undone, after), undoes_norm=True)
@@ -192,12 +192,12 @@ def _tokens(subject: Subject) -> Tensor:
     return (x + 0.3) * torch.tensor(SIZES)[:, None, None, None]  # with a mean other than 0
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _relative_error(one: Tensor, other: Tensor) -> float:
     largest = other.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     return float(((one - other).abs() / largest).max())
 
 
-def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
+def _find_norm(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
     """Return the norm with the fewest mistakes that gives these heads, or ``None`` if no known norm does."""
     right, other = expected[number], expected[1 - number]
     weights = {"": right.weight, "the weights are those of the other side": other.weight}
@@ -220,7 +220,7 @@ def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, p
         is_eps = norm.eps == right.eps and not norm.outside
         return bool(norm.weights) + (not is_eps) + (norm.kind != "rms") + bool(norm.rounding)
 
-    return next((norm for norm in sorted(norms, key=count_mistakes) if _gives(norm, x, side)), None)
+    return next((norm for norm in sorted(norms, key=count_mistakes) if _reproduces(norm, x, side)), None)
 
 
 def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tuple[float, bool]]:
@@ -239,7 +239,7 @@ def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tupl
     return [*dict.fromkeys(epsilons)]
 
 
-def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
+def _reproduces(norm: Norm, x: Tensor, side: Tensor) -> bool:
     other = norm(x)
     largest = other.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     within = (side - other).abs() <= EXPLAINED * largest
@@ -292,7 +292,7 @@ def _describe(norm: Norm) -> str:
     return ", ".join([eps, *(each for each in words if each)])
 
 
-def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
+def _describe_mistakes(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
     if norm is None:
         if not math.isfinite(off) or off > EXPLAINED:
             phrase = f"at position 0 it is up to {spell(off, 2)} of the largest number off"

@@ -22,7 +22,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
-from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
+from locant.probing.rotation import NEAR, Rotation, is_recognised, wrap_angle
 from locant.probing.subject import Subject, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, HEADS
 
@@ -86,10 +86,10 @@ SAME = 1e-4
 
 SHORT = 8
 LONGEST = 2**18
-CROWD = 5200
+MANY_TOKENS = 5200
 """A number of tokens for which code may choose another kernel."""
 
-COUNTED = 2048
+MAX_COUNTED = 2048
 """The largest number of tokens in one call of a target that counts positions."""
 
 
@@ -112,7 +112,7 @@ def precision_of(
     signed = {tuple(sorted(pair)): each if pair[0] < pair[1] else -each for pair, each in rows}
     true = torch.tensor([signed[block.dims] for block in rotation.blocks], dtype=torch.float64)
     index, measured, errors, ended = _errors(subject, rotation, angles)
-    near, casts, narrow, sampled = subject.within(min(CAST_UP_TO, int(index[-1]))), {}, None, False
+    near, casts, narrow, sampled = subject.with_limit(min(CAST_UP_TO, int(index[-1]))), {}, None, False
     for name, dtype in NARROW.items() if subject.original is not None else ():
         with contextlib.suppress(*CALL_ERRORS):
             cast_subject = near.fresh_copy(dtype)
@@ -125,7 +125,7 @@ def precision_of(
             places, cast, _, _ = _errors(near, rotation, angles, torch.bfloat16)
             narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
     rounding = _rounding(measured, index, rotation, true, is_measured=is_measured, is_scaled=is_scaled)
-    uneven = _uneven(measured, index, true, NEAR[-1]) if is_measured and rounding not in UNHARMED else None
+    uneven = _first_uneven(measured, index, true, NEAR[-1]) if is_measured and rounding not in UNHARMED else None
     return {
         "errors": {} if is_measured else errors, "last": int(index[-1]), "rounding": rounding, "uneven": uneven,
         "casts": casts, "sampled": sampled, "narrow": narrow, "ended": ended,
@@ -156,7 +156,7 @@ def _errors(
                     ended, queue = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
                 break
-        errors[place] = float(wrapped(angles - truth).abs().max())
+        errors[place] = float(wrap_angle(angles - truth).abs().max())
         rows.append(angles)
         if sizes.largest > max(MOST_ELEMENTS // 16, before):  # the next tensor would be 16 times as large
             break
@@ -188,7 +188,7 @@ def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> fl
         angles, truth = _angle_reader(rotation, encoding, subject, torch.float32)(index)
     except CALL_ERRORS:
         return None
-    return float(wrapped(angles - truth).abs().max())
+    return float(wrap_angle(angles - truth).abs().max())
 
 
 def _angle_reader(
@@ -206,7 +206,7 @@ def _angle_reader(
     def read(index: Tensor) -> tuple[Tensor, Tensor]:
         tokens = x.expand(-1, -1, index.shape[1], -1)
         rotated = subject.rotate(tokens.to(dtype).clone(), index)[0]
-        angles = angles_of(rotation.in_order(rotated)) - _offsets(rotation)
+        angles = angles_of(rotation.reorder_to_input(rotated)) - _offsets(rotation)
         truth = encoding.rotate_one(tokens, Positions.of(index if subject.axes > 1 else index[..., 0]))
         return angles, angles_of(truth)
 
@@ -217,7 +217,7 @@ def _offsets(rotation: Rotation) -> Tensor:
     return torch.tensor([block.offset for block in rotation.blocks], dtype=torch.float64)
 
 
-def _uneven(
+def _first_uneven(
     angles: Tensor, index: Tensor, frequencies: Tensor, farthest: int, share: float = FEW_ROUNDINGS
 ) -> tuple[int, float] | None:
     """Return the first position whose angles do not fit the frequencies of earlier positions, and their error.
@@ -226,7 +226,7 @@ def _uneven(
     An angle may have a relative error of `share`.
     """
     for place, row in zip(index.tolist(), angles, strict=True):
-        apart = wrapped(row - place * frequencies)
+        apart = wrap_angle(row - place * frequencies)
         if bool((apart.abs() > READ_OFF * (1 + place / farthest) + share * place * frequencies.abs()).any()):
             return place, float(apart.abs().max())
         if place > farthest:
@@ -243,12 +243,12 @@ def _rounding(
     Cosines of narrow angles are also narrow, and this changes the angle that we compute from them. Measured frequencies
     count as exact if angles grow evenly. Scaled frequencies may have one more rounding.
     """
-    if is_measured and _uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
+    if is_measured and _first_uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
     begin = rotation.begin
     if begin and begin.is_integer():
         index, angles = index + int(begin), angles + _offsets(rotation)
-    exact = wrapped(index[:, None].double() * frequencies - angles).abs()
+    exact = wrap_angle(index[:, None].double() * frequencies - angles).abs()
     if float(exact.max()) <= within:
         return EXACT
     ends = [torch.full_like(frequencies, end).float() for end in (torch.inf, -torch.inf)]
@@ -260,18 +260,18 @@ def _rounding(
             wide = torch.promote_types(index_dtype, frequency_dtype)
             product = index[:, None].to(index_dtype).to(wide) * speeds.to(frequency_dtype).to(wide)
             product = product.to(product_dtype)
-            apart = wrapped(product.double() - angles).abs().amax(1)
+            apart = wrap_angle(product.double() - angles).abs().amax(1)
             if float(apart.amin(0).max()) <= (within if name in UNHARMED else allowed):
                 return name
         if allowed == within:
             is_close = exact <= within + FEW_ROUNDINGS * index[:, None] * frequencies.abs()
-            is_even = is_measured and _uneven(angles, index, frequencies, NEAR[-1]) is None
+            is_even = is_measured and _first_uneven(angles, index, frequencies, NEAR[-1]) is None
             if is_even or (is_scaled and bool(is_close.all())):
                 return IN_FLOAT32
             for length in (2**power for power in range(6, 21)):
                 restarted = (index % length)[:, None].double() * frequencies
                 allowance = within + FEW_ROUNDINGS * restarted.abs()
-                if length < int(index[-1]) and bool((wrapped(restarted - angles).abs() <= allowance).all()):
+                if length < int(index[-1]) and bool((wrap_angle(restarted - angles).abs() <= allowance).all()):
                     return RESTARTS.format(length)
     return None
 
@@ -323,7 +323,7 @@ class Arrangement:
         return replace(self, **{**either, "grows_at": min(begins, default=None), "of": of})
 
 
-def steady(subject: Subject) -> Subject:
+def require_steady(subject: Subject) -> Subject:
     """Return the subject if two equal calls agree. If positions have no effect, return a subject that counts tokens.
 
     Raises:
@@ -336,60 +336,60 @@ def steady(subject: Subject) -> Subject:
         x, places = _random(subject, 5), [subject.index(*range(begin, begin + 5)) for begin in (0, 7)]
         near_tokens, far_tokens = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
         subject = subject.with_counting() if torch.equal(near_tokens, far_tokens) else subject
-    subject = subject if subject.convention.takes_positions else subject.within(COUNTED - 1)
+    subject = subject if subject.convention.takes_positions else subject.with_limit(MAX_COUNTED - 1)
     try:
         subject.rotate(_random(subject, 1), subject.index(min(NEAR[-1], subject.limit)))
     except CALL_ERRORS:  # it has few positions
-        subject = subject.within(_last_place(subject, SHORT - 1, NEAR[-1]))
+        subject = subject.with_limit(_last_place(subject, SHORT - 1, NEAR[-1]))
     return subject
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
     """Measure the arrangement. Short sequences come first, before a target can remember a long sequence."""
     x, near, takes_positions = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
-    rotated = _rotated(subject, x, near)
+    rotated = _rotate_rows(subject, x, near)
     written = x.clone()
     subject.rotate(written, subject.index(*near))
     alone = rows = False
     if takes_positions:
         places = [place for place in (0, 0, 0, 1, 2, 3, 40, 41) if place <= subject.limit]
         tokens = _random(subject, len(places))
-        whole = _rotated(subject, tokens, places)
+        whole = _rotate_rows(subject, tokens, places)
         for number, place in enumerate(places):
-            one = _rotated(subject, tokens[:, :, number : number + 1], [place])
-            alone = alone or _differ(one, whole[:, :, number : number + 1])
+            one = _rotate_rows(subject, tokens[:, :, number : number + 1], [place])
+            alone = alone or _is_different(one, whole[:, :, number : number + 1])
         last = min(30, subject.limit)
         tokens, second = _random(subject, 5).repeat(3, 1, 1, 1), range(last - 4, last + 1)
         # More rows than heads, so that no code confuses them.
-        batch = _rotated_or_none(subject, tokens, range(5), second, range(5))
-        rows = batch is not None and _differ(batch[1:2], _rotated(subject, tokens[1:2], second))
+        batch = _rotate_rows_or_none(subject, tokens, range(5), second, range(5))
+        rows = batch is not None and _is_different(batch[1:2], _rotate_rows(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
-    longest = min(LONGEST, 4 * (grows_at or COUNTED)) if subject.limit == MAX_INT32 else subject.limit
+    longest = min(LONGEST, 4 * (grows_at or MAX_COUNTED)) if subject.limit == MAX_INT32 else subject.limit
     long = (
         (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1))
         if takes_positions
         else (_random(subject, 1), [longest - 1])
     )
-    _rotated_or_none(subject, *long)
-    remembers, writes = _differ(_rotated(subject, x, near), rotated), not torch.equal(written, x)
+    _rotate_rows_or_none(subject, *long)
+    remembers, writes = _is_different(_rotate_rows(subject, x, near), rotated), not torch.equal(written, x)
     return Arrangement(
         neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers,
         writes=writes and not subject.convention.writes,
-        crowds=takes_positions and not (alone or remembers) and _crowds(subject, x, rotated),
-        strided=_strided(subject, x, rotated),
+        crowds=takes_positions and not (alone or remembers) and _differs_in_crowd(subject, x, rotated),
+        strided=_differs_in_view(subject, x, rotated),
     )  # fmt: skip
 
 
-def _crowds(subject: Subject, x: Tensor, few: Tensor) -> bool:
+def _differs_in_crowd(subject: Subject, x: Tensor, few: Tensor) -> bool:
     """Return whether many tokens at small positions are rotated differently from a few, as with another kernel."""
     if subject.convention.one_by_one:
         return False
-    many = [place % SHORT for place in range(CROWD)]
-    rotated = _rotated_or_none(subject, x[:, :, many], many)
-    return rotated is not None and (bool(rotated.isnan().any()) or _differ(rotated, few[:, :, many]))
+    many = [place % SHORT for place in range(MANY_TOKENS)]
+    rotated = _rotate_rows_or_none(subject, x[:, :, many], many)
+    return rotated is not None and (bool(rotated.isnan().any()) or _is_different(rotated, few[:, :, many]))
 
 
-def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
+def _differs_in_view(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
     """Return whether a view into the middle third of a tensor is rotated differently, or the other thirds change."""
     wide = torch.ones(*x.shape[:-1], 3 * subject.width)
     view = wide[..., subject.width : 2 * subject.width]
@@ -399,7 +399,7 @@ def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
     except CALL_ERRORS:
         return False
     rest = torch.cat([wide[..., : subject.width], wide[..., 2 * subject.width :]], -1)
-    return _differ(other, rotated) or not bool((rest == 1).all())
+    return _is_different(other, rotated) or not bool((rest == 1).all())
 
 
 def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
@@ -427,14 +427,14 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
 def _grows_at(subject: Subject) -> int | None:
     """Return the smallest last position that changes the rotation at small positions, or ``None`` if none does."""
     x = _random(subject, SHORT)
-    rotated_alone, longer = _rotated(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
+    rotated_alone, longer = _rotate_rows(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
 
     def changes(last: int) -> bool:
-        rotated = _rotated_or_none(subject, longer, (*range(SHORT), last))
-        return rotated is not None and _differ(rotated[:, :, :SHORT], rotated_alone)
+        rotated = _rotate_rows_or_none(subject, longer, (*range(SHORT), last))
+        return rotated is not None and _is_different(rotated[:, :, :SHORT], rotated_alone)
 
     longest = LONGEST if subject.limit == MAX_INT32 else subject.limit
-    end = longest if subject.convention.takes_positions else COUNTED
+    end = longest if subject.convention.takes_positions else MAX_COUNTED
     low, high = SHORT, 2 * SHORT
     while high <= end and not changes(high - 1):
         low, high = high, 2 * high
@@ -446,18 +446,18 @@ def _grows_at(subject: Subject) -> int | None:
     return high - 1
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _is_different(one: Tensor, other: Tensor) -> bool:
     return float((one - other).abs().max()) > SAME
 
 
-def _rotated(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
+def _rotate_rows(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
     """Rotate a copy of tokens at the positions of each row, and return the queries."""
     return subject.rotate(x.clone(), torch.cat([subject.index(*row) for row in rows]))[0].clone()
 
 
-def _rotated_or_none(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor | None:
+def _rotate_rows_or_none(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor | None:
     try:
-        return _rotated(subject, x, *rows)
+        return _rotate_rows(subject, x, *rows)
     except CALL_ERRORS:
         return None
 

@@ -29,7 +29,7 @@ from locant.extras import is_installed, require
 from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
 from locant.models.encodings import rotary_from_config
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -37,9 +37,17 @@ from locant.positions.encodings.xpos import XPos
 from locant.probing.addition import addition_report, is_addition
 from locant.probing.bias import bias_report
 from locant.probing.norm import NormReport, weights_of, without_norm
-from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
+from locant.probing.precision import (
+    FLOAT32,
+    UNHARMED,
+    Arrangement,
+    arrangement_of,
+    precision_of,
+    require_steady,
+    shifts_of,
+)
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
-from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
+from locant.probing.rotation import EVEN, NEAR, Rotation, find_encoding, odd_pairs, rotations
 from locant.probing.subject import Subject, find_subject, name_of, refuse
 from locant.probing.token_calls import CALL_ERRORS, HEADS, Failures
 from locant.spelling import spell
@@ -149,13 +157,13 @@ def probe(
                     target, expected, head_dim, failures
                 )
         elif lab_decoder.is_lab_decoder(target):
-            encoding = lab_decoder.encoding_of(target)
+            encoding = lab_decoder.encoding_from_lab_config(target)
             if encoding.state_dict():
                 got = f"got the configuration of a model of locant train, whose {name_of(encoding)} has weights"
                 raise InputError(got, "pass the path of its folder")
             report = _probe_lab_model("the configuration", encoding, expected)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
-            by_row = expected is None and read(target)[1].rotary is not UNKNOWN
+            by_row = expected is None and read_config(target)[1].rotary is not UNKNOWN
             if by_row:
                 with contextlib.suppress(LocantError):
                     expected = rotary_from_config(
@@ -201,7 +209,7 @@ def _probe_rotation(
     subject: Subject, expected: PositionEncoding | None, norm: NormReport | None = None, *, by_row: bool = False
 ) -> RotationReport:
     """Measure a rotation, short sequences first. With `by_row`, `expected` was read from a configuration."""
-    subject = steady(subject)
+    subject = require_steady(subject)
     q, k = rotations(subject)
     differences, note = [] if expected is None else _differences((q, k), expected), None
     if by_row and differences and expected is not None and _has_frequencies_of(q, expected):
@@ -209,8 +217,8 @@ def _probe_rotation(
     arrangement = functools.reduce(
         Arrangement.with_keys, [arrangement_of(side.fresh_copy()) for side in subject.sides()]
     )
-    reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
-    names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
+    reach = subject if arrangement.grows_at is None else subject.with_limit(arrangement.grows_at - 1)
+    names = [find_encoding(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
     truth = None if differences else expected
     sides = zip(reach.sides(), (q, k), (names[0], names[-1]), strict=False)
     precisions = [precision_of(*side, truth) for side in sides]
@@ -276,7 +284,7 @@ def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], enco
     index = torch.stack(orders, -1)[None]
     x = torch.randn(1, HEADS, index.shape[1], subject.width, generator=generator)
     measured, other = (torch.stack(one.rotate(x.clone(), index)) for one in (subject, _subject_of(encoding)))
-    return float((sides[0].in_order(measured) - other).abs().max())
+    return float((sides[0].reorder_to_input(measured) - other).abs().max())
 
 
 Difference = tuple[str, str | None]

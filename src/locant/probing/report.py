@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from locant.positions.base import PositionEncoding
-from locant.probing.costs import OF_ROUNDINGS, Finding
+from locant.probing.costs import ROUNDING_COSTS, Finding
 from locant.probing.norm import NormReport
 from locant.probing.precision import CAST_UP_TO, EXACT, RESTARTS, UNHARMED, Arrangement
 from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
@@ -67,12 +67,12 @@ class Report:
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"on random tokens at positions up to {NEAR[-1]}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return descriptions of mistakes and risks, the most costly first."""
+        """Descriptions of mistakes and risks, the most costly first."""
         return tuple(map(str, self._findings()))
 
     def _findings(self) -> list[Finding]:
@@ -149,18 +149,18 @@ class RotationReport(Report):
 
     @property
     def moves(self) -> bool:
-        """Return whether positions have any effect."""
+        """Whether positions have any effect."""
         return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
-        """Return whether both members of every pair have the same angle, in queries and in keys."""
+        """Whether both members of every pair have the same angle, in queries and in keys."""
         blocks = (*self.queries.blocks, *self.keys.blocks)
         return bool(blocks) and all(block.is_rotation for block in blocks)
 
     @property
     def layout(self) -> str | None:
-        """Return ``"half"``, ``"interleaved"`` or ``"of its own"``, or ``None`` if there are no pairs."""
+        """The layout: ``"half"``, ``"interleaved"``, ``"of its own"``, or ``None`` if there are no pairs."""
         dims = [block.dims for block in self.queries.blocks]
         count = len(dims)
         if dims == [(i, i + count) for i in range(count)]:
@@ -169,12 +169,12 @@ class RotationReport(Report):
 
     @property
     def reversed(self) -> bool:
-        """Return whether every pair is rotated from its second dimension towards its first."""
+        """Whether every pair is rotated from its second dimension towards its first."""
         return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
 
     @property
     def reciprocal(self) -> bool:
-        """Return whether keys shrink as queries grow, as with xPos."""
+        """Whether keys shrink as queries grow, as with xPos."""
         near = [move for shift, move in self.shifts.items() if shift <= 1000]
         grows = self.queries is not self.keys and self.queries.change > FACTOR
         return grows and bool(near) and max(near) < DEPENDS
@@ -188,7 +188,8 @@ class RotationReport(Report):
             return
         rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
         of = "" if q is k or self.reciprocal else f" of {name}"
-        yield f"It rotates {rotated}{of}, in pairs {some(block.dims for block in blocks)}: layout {self.layout}."
+        pairs = first_and_last(block.dims for block in blocks)
+        yield f"It rotates {rotated}{of}, in pairs {pairs}: layout {self.layout}."
         if self.axes > 1:
             runs = [sum(axis in block.axes for block in blocks) for axis in range(self.axes)]
             yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in enumerate(runs)) + "."
@@ -294,7 +295,7 @@ class RotationReport(Report):
     def _imprecise(self) -> Iterator[Finding]:
         """Yield warnings about wrong angles, in the target's own dtype or after a cast."""
         of, why = "" if self.worse is None else f" of {self.worse}", self.rounding or ""
-        cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
+        cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else ROUNDING_COSTS.get(why)
         if self.uneven is not None:
             place, error = self.uneven
             off = f"off by {spell(error, 2)} radians at position {place:,}"
@@ -309,7 +310,7 @@ class RotationReport(Report):
         harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
         if self.rounding not in (*UNHARMED, None):
             return
-        costs = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
+        costs = {dtype: ROUNDING_COSTS.get(why or "") for dtype, (_, why) in harmed.items()}
         for cost in dict.fromkeys(costs.values()):
             casts = {dtype: each for dtype, each in harmed.items() if costs[dtype] == cost}
             off = " and ".join(spell(error, 2) for error, _ in casts.values())
@@ -318,7 +319,7 @@ class RotationReport(Report):
             phrase = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
             yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", cost)
         if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
-            cost = OF_ROUNDINGS.get(self.narrow)
+            cost = ROUNDING_COSTS.get(self.narrow)
             yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", cost)
 
     def _no_rotation(self, side: Rotation) -> Iterator[str]:
@@ -353,7 +354,7 @@ class RotationReport(Report):
             yield f"Angles do not grow evenly with the position: {bent}."
 
 
-def some(values: Iterable[Any]) -> str:
+def first_and_last(values: Iterable[Any]) -> str:
     """Return the first three values and the last one, in words."""
     phrase = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
     return ", ".join(phrase if len(phrase) <= 4 else [*phrase[:3], "...", phrase[-1]])
@@ -367,7 +368,7 @@ def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     same = next(differing, min(len(one), len(other)))
     if same == 0:
-        return f"{name} are {some(one) or 'none'}, {other_name} {some(other) or 'none'}"
+        return f"{name} are {first_and_last(one) or 'none'}, {other_name} {first_and_last(other) or 'none'}"
     if same in (len(one), len(other)):
         return f"{name} are {len(one)}, {other_name} {len(other)}, of which the first {same} are the same"
     return f"after {same} equal pairs {name} go on with {one[same]}, {other_name} with {other[same]}"

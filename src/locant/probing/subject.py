@@ -75,7 +75,7 @@ class Subject:
             warnings.simplefilter("ignore")  # a cast discards the imaginary part of complex numbers
             return replace(self, target=copy.deepcopy(self.original).to(dtype))
 
-    def within(self, limit: int) -> Subject:
+    def with_limit(self, limit: int) -> Subject:
         """Return the subject with its last position lowered to this limit."""
         return replace(self, limit=min(limit, self.limit))
 

@@ -17,7 +17,7 @@ ENGINES = "engines"
 """The name of the file that `make engines` wrote. It does not belong to a device."""
 
 
-def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
+def read_benchmarks(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
     """Return the ``environment`` and ``rows`` of the named or of all benchmarks, by device and benchmark."""
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:

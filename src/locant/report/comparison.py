@@ -11,7 +11,7 @@ from typing import Any
 from locant.arguments import Real
 from locant.lab.candidate import Candidate
 from locant.lab.comparison import Progress, Watcher
-from locant.lab.results import BY_TASK, Results, ResultsFolder, with_recorded
+from locant.lab.results import BY_TASK, Results, ResultsFolder, add_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.task_summary import scores
@@ -137,7 +137,7 @@ def _duration(seconds: Real) -> str:
 
 def print_comparison(results: Mapping[str, Any]) -> None:
     """Print the tables of a comparison and its conclusions."""
-    results = with_recorded(results)
+    results = add_recorded(results)
     if _has(results, "accuracy_by_length"):
         tasks.print_tasks(results)
     if _has(results, "loss_by_length"):
@@ -170,7 +170,7 @@ def losses_table(summary: Summary) -> Table:
     rows = [
         [row.encoding, Cell(text=f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, look="quiet")]
         + [_loss(summary, row, length, row in leaders[length]) for length in summary.lengths]
-        for row in summary.ranked(summary.lengths[-1])
+        for row in summary.rank(summary.lengths[-1])
     ]
     counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
     losses = {name: [f"{loss:.3f}"] * len(summary.lengths) for name, loss in counts.items() if loss is not None}
@@ -217,7 +217,7 @@ def context_table(summary: Summary) -> Table | None:
     if measured is None:
         return None
     rows = []
-    for row in summary.ranked(summary.lengths[-1]):
+    for row in summary.rank(summary.lengths[-1]):
         losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
         clear = "" if row.far_is_clear else " (not clear)"
         rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])
@@ -234,7 +234,7 @@ def context_table(summary: Summary) -> Table | None:
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page next to `results.json`, and return the path of the page."""
-    results = with_recorded(results)
+    results = add_recorded(results)
     if _has(results, "accuracy_by_length"):
         write_picture(functools.partial(tasks.draw_tasks, results), folder / BY_TASK)
     summary = summarise(results) if _has(results, "loss_by_length") else None

@@ -77,7 +77,7 @@ def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]
     nearest = words.nearest(terms, k)
     pairs = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
     return {
-        "words": _spelled(words, [term.word for term in terms]),
+        "words": _tokens_by_word(words, [term.word for term in terms]),
         "signs": [term.sign for term in terms],
         "nearest": [{"token": words.tokenizer.token(number), "id": number, "cosine": score} for number, score in pairs],
     }
@@ -85,7 +85,7 @@ def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]
 
 def similarity_facts(words: Words, listed: Sequence[str]) -> dict[str, Any]:
     """Return the cosine of every pair of words in a list, ready for JSON."""
-    return {"words": _spelled(words, listed), "similarity": words.similarity(listed).tolist()}
+    return {"words": _tokens_by_word(words, listed), "similarity": words.similarity(listed).tolist()}
 
 
 def print_neighbours(facts: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _similarity(facts: Mapping[str, Any]) -> list[Table | str]:
     return [rows] if fits(rows) else [nearest, "For all pairs, use --json, or --figure for a heat map."]
 
 
-def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
+def _tokens_by_word(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
     """Return the tokens of each word."""
     return {word: [words.tokenizer.token(number) for number in words.ids(word)] for word in listed}
 

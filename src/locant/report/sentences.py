@@ -26,7 +26,7 @@ OVERFITTED = 1.25
 def sentences(summary: Summary) -> list[str]:
     """Return the findings of a comparison, the most important first. Leave out lengths with too few windows."""
     base, longest = summary.base_length, summary.lengths[-1]
-    overfitted = _overfitted(summary)
+    overfitted = _describe_overfitting(summary)
     found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
     if longest > base:
         found.append(_winner(summary, longest))
@@ -40,7 +40,7 @@ def _little_learned(summary: Summary, *, more_steps: bool) -> str:
     unigram, base = summary.unigram_loss, summary.base_length
     if unigram is None:
         return ""
-    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    losses = {row.encoding: cell.mean for row in summary.rank_measured(base) if (cell := row.by_length[base])}
     little = [f"{name} ({loss:.3f})" for name, loss in losses.items() if loss > (1 - LITTLE) * unigram]
     if not little:
         return ""
@@ -77,7 +77,7 @@ def _winner(summary: Summary, length: int) -> str:
     where = f"At {length:,} tokens, {where}"
     perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
     loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"
-    measured = summary.measured(length)
+    measured = summary.rank_measured(length)
     if len(measured) == 1:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     leaders = summary.leaders(length)
@@ -146,13 +146,13 @@ def _bigram(summary: Summary) -> str:
     bigram, base = summary.bigram_loss, summary.base_length
     if bigram is None:
         return ""
-    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    losses = {row.encoding: cell.mean for row in summary.rank_measured(base) if (cell := row.by_length[base])}
     above = [name for name, loss in losses.items() if loss >= bigram]
     who = f"{join_and(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
     return f"A bigram count, which uses only the previous token, has a loss of {bigram:.3f}. At {base:,} tokens {who}."
 
 
-def _overfitted(summary: Summary) -> str:
+def _describe_overfitting(summary: Summary) -> str:
     pairs = [
         f"{row.encoding} ({row.train_loss.mean:.2f} in training, {held_out.mean:.2f} held out)"
         for row in summary.rows

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32
 from locant.attention import attend
-from locant.attention.choice import SMALL
+from locant.attention.choice import FAST_MATRIX_SCORES
 from locant.errors import LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
@@ -33,7 +33,7 @@ ATTENTION_POINT = "_locant_point"
 """The attribute of an attention module that holds its `AttentionPoint`."""
 EAGER = "eager_attention_forward"
 
-HIDDEN = 2**30
+HIDDEN_DISTANCE = 2**30
 """The number that is subtracted from the distance of a query and a key if the query may not see the key."""
 
 
@@ -77,7 +77,7 @@ def distance_mask(
     device: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """Return the distance in slots of each query and key, ``batch 1 query key``, minus `HIDDEN` for hidden keys.
+    """Return the distances in slots, ``batch 1 query key``, minus `HIDDEN_DISTANCE` for hidden keys.
 
     Return ``None`` if only later keys are hidden and the last keys belong to the queries.
     """
@@ -99,7 +99,7 @@ def distance_mask(
     queries = torch.arange(q_length, device=device) + q_offset
     keys = torch.arange(kv_length, device=queries.device) + kv_offset
     distance = (queries[:, None] - keys).to(torch.int32)
-    return torch.where(visible, distance, distance - HIDDEN)
+    return torch.where(visible, distance, distance - HIDDEN_DISTANCE)
 
 
 def attention(
@@ -172,7 +172,7 @@ def _matrix_free_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None
 ) -> T5BiasWithoutTable | None:
     """Return the model's own bias if it costs less without a matrix, or ``None``."""
-    if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
+    if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < FAST_MATRIX_SCORES:
         return None
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
         return None  # a graph cannot be made from another table, and gradients need the matrix of the model's own code
@@ -199,10 +199,10 @@ def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str
 
 
 def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    """Return the distances in slots, minus `HIDDEN` for later keys if the attention is causal."""
+    """Return the distances in slots, minus `HIDDEN_DISTANCE` for later keys if the attention is causal."""
     keys = torch.arange(key.shape[2], device=query.device)
     distance = (keys[key.shape[2] - query.shape[2] :, None] - keys)[None, None].to(torch.int32)
-    return torch.where(distance >= 0, distance, distance - HIDDEN) if causal else distance
+    return torch.where(distance >= 0, distance, distance - HIDDEN_DISTANCE) if causal else distance
 
 
 def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
@@ -221,7 +221,7 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
         if mask.dtype == torch.int32:
             distance = mask[0, 0, 0, 0].long()
-            before = torch.where(distance < -HIDDEN // 2, distance + HIDDEN, distance)
+            before = torch.where(distance < -HIDDEN_DISTANCE // 2, distance + HIDDEN_DISTANCE, distance)
     if places.first is None:
         first = before
     largest = first + keys if isinstance(first, int) else keys if places.first is None else MAX_INT32
@@ -245,7 +245,7 @@ def _visible(mask: Tensor) -> Tensor:
     """Return whether each query may see each key."""
     if mask.is_floating_point():  # the caller's mask
         return mask > torch.finfo(mask.dtype).min / 2
-    return mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
+    return mask if mask.dtype == torch.bool else mask > -HIDDEN_DISTANCE // 2
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:

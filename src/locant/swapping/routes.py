@@ -28,7 +28,7 @@ from locant.swapping.added_point import EmbeddingPoint, T5BiasWithoutTable
 from locant.swapping.attention_function import AttentionPoint, rotates_by_class
 from locant.swapping.model_points import ModelPoints
 from locant.swapping.new_encoding import NewEncoding
-from locant.swapping.rotary_point import NEAR, LayerHook, RotaryPoint
+from locant.swapping.rotary_point import NUM_COMPARED, LayerHook, RotaryPoint
 
 
 class Route:
@@ -137,7 +137,7 @@ class KeepOwn(Route):
         if error == 0:
             return encodings
         rounded = f"its frequencies were rounded to 16 bits, and its angles are off by up to {error:.2g}"
-        return f"{encodings}; {rounded} in the first {NEAR} tokens, and by more in later ones"
+        return f"{encodings}; {rounded} in the first {NUM_COMPARED} tokens, and by more in later ones"
 
 
 class RemovePositions(Route):
@@ -166,7 +166,7 @@ class AddToScores(Route):
         return self.new_encoding
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
+        return f"{_to_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
 
 
 class AddToEmbeddings(Route):
@@ -191,10 +191,10 @@ class AddToEmbeddings(Route):
             EmbeddingPoint(self.new_encoding, stack, arguments).attach(undo)
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
+        return f"{_to_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
 
 
-def _one_line(encoding: PositionEncoding) -> str:
+def _to_one_line(encoding: PositionEncoding) -> str:
     return " ".join(str(encoding).split())
 
 

@@ -12,7 +12,7 @@ import pytest
 from locant.text import Tokenizer
 from locant.text.tokenizer import gigatoken_engine
 from locant.text.tokenizer.engine import Engine
-from locant.text.tokenizer.gigatoken_engine import GROWTH, GigatokenEngine, resident_bytes
+from locant.text.tokenizer.gigatoken_engine import MAX_GROWTH, GigatokenEngine, resident_bytes
 from locant.text.tokenizer.local_files import ENCODINGS
 from tests.text.tokenizer.zoo import TEXTS, loaded, rows, with_split
 
@@ -43,7 +43,7 @@ class TestMemory:
         assert engine.builds == 1
 
     def test_gives_the_same_ids_before_and_after(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gigatoken_engine, "UNSEEN", 10)
+        monkeypatch.setattr(gigatoken_engine, "MAX_UNMEASURED", 10)
         engine = GigatokenEngine(loaded("byte level"), parallel=False, resident=lambda: None)
         expected = [loaded("byte level").encode(text).tolist() for text in TEXTS]
         assert all(rows(*engine.encode(TEXTS)) == expected for _ in range(5))
@@ -59,7 +59,7 @@ class TestMemory:
         for seed in range(60):
             engine.encode([self.words(seed, 2 * 10**6)])
             most = max(most, resident_bytes() or 0)
-        assert most - before < 3 * GROWTH
+        assert most - before < 3 * MAX_GROWTH
         assert engine._fast is not None
         assert engine._fast.builds > 2
 

@@ -20,7 +20,7 @@ from locant.engines.batches.documents import (
 )
 from locant.engines.batches.finding import Batch, Finding
 from locant.engines.batches.ids import counts_padding, id_findings, padding_findings
-from locant.engines.batches.images import GRIDS, has_grids, image_findings, not_compared
+from locant.engines.batches.images import GRIDS, has_grids, image_findings, why_not_compared
 from locant.engines.batches.masks import (
     future_findings,
     future_unchecked,
@@ -91,7 +91,7 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
         read = _arrange(tensors, axes, facts)
     except _MisshapenError as error:
         return Findings(error.findings)
-    return Findings(_findings(read, axes), _unchecked(read, axes))
+    return Findings(_findings(read, axes), _find_unchecked(read, axes))
 
 
 class _MisshapenError(Exception):
@@ -234,10 +234,10 @@ def _axes_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
         yield Finding("axes", wrong, "give (batch, seq)" if axes == 1 else f"give ({axes}, batch, seq)")
 
 
-def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
+def _find_unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
     """Yield what was not checked, and why."""
     facts = batch.facts
-    if facts.absolute is None and counts_padding(batch):
+    if facts.adds_positions is None and counts_padding(batch):
         why = f"{facts.name} may be one ({facts.doubt})" if facts.doubt else "give the model"
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_from_batch(batch)
@@ -248,6 +248,6 @@ def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
         yield "documents in several rows, which only sdpa and eager attention look for, not FlashAttention"
     if facts.makes_cache and "use_cache" not in batch.tensors and only_ids_separate(batch):
         yield "whether a cache is made, because then a model looks for no documents in ids: set use_cache=False"
-    for why in (future_unchecked(batch), not_compared(batch, axes)):
+    for why in (future_unchecked(batch), why_not_compared(batch, axes)):
         if why is not None:
             yield why

@@ -76,7 +76,7 @@ class Batch:
 
     @property
     def has_padding_mask(self) -> bool:
-        """Return whether there is a mask of two axes."""
+        """Whether there is a mask of two axes."""
         return self.has_mask and self.visible is None
 
     @property
@@ -84,7 +84,7 @@ class Batch:
         return any(name in self.tensors for name in BOUNDARIES)
 
 
-def place_of(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
+def first_place(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
     """Return the first place that is true, as a number on each axis, or ``None``."""
     if not bool(where.any()):
         return None

@@ -79,7 +79,7 @@ READ_SEQ_IDX = (
 )  # fmt: skip
 """Models whose layers carry a state across documents, unless ``seq_idx`` numbers the documents."""
 
-OTHER_MASKS = ("dream", "llada", "llada_moe", "xlnet")
+NOT_LEFT_TO_RIGHT = ("dream", "llada", "llada_moe", "xlnet")
 """Language models that do not generate from left to right."""
 
 PREFIX_MODELS = ("colpali", "gemma3", "gemma3n", "gemma4", "git", "paligemma", "pi0", "shieldgemma2")
@@ -92,9 +92,9 @@ class ModelFacts:
 
     Args:
         name: its ``model_type``.
-        absolute: whether its outputs change if all position ids grow by the same number.
+        adds_positions: whether its outputs change if all position ids grow by the same number.
         first_id: the position id of the first token of a text.
-        longest: the number of position ids, counted from 0.
+        num_ids: the number of position ids, counted from 0.
         has_table: whether larger ids and negative ids cause an error.
         counting: the tokens that it counts if a batch has no position ids.
         axes: the number of position ids of a token.
@@ -113,9 +113,9 @@ class ModelFacts:
     """
 
     name: str = "the model"
-    absolute: bool | None = None
+    adds_positions: bool | None = None
     first_id: int = 0
-    longest: int | None = None
+    num_ids: int | None = None
     has_table: bool = False
     counting: Counting = "slots"
     axes: int | None = None
@@ -132,7 +132,7 @@ class ModelFacts:
     doubt: str | None = None
 
     @property
-    def separation(self) -> str:
+    def mixing_remedy(self) -> str:
         """The remedy if the model mixes the documents of a row."""
         if self.reads_seq_idx:
             return "give seq_idx and cu_seq_lens_q of the documents, or put each document into its own row"
@@ -161,9 +161,9 @@ def facts_of(model: Source | None) -> ModelFacts:
     first = encoding.offset if isinstance(encoding, Learned) and counting == "tokens" else 0
     return ModelFacts(
         name=name,
-        absolute=None if encoding is None else "embed" in encoding.methods(),
+        adds_positions=None if encoding is None else "embed" in encoding.methods(),
         first_id=first,
-        longest=_longest(encoding, text, first),
+        num_ids=_num_ids(encoding, text, first),
         has_table=isinstance(encoding, Learned),
         counting=counting,
         axes=AXES if rule is not None else None if encoding is None else encoding.num_axes,
@@ -209,7 +209,7 @@ def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | No
             return None, first.cause
 
 
-def _longest(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:
+def _num_ids(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:
     """Return the number of rows of a table, or the longest sequence of rotary positions."""
     if isinstance(encoding, Learned):
         return first + encoding.max_seq_len
@@ -252,7 +252,7 @@ def _is_causal(
     if config.get("is_encoder_decoder"):
         return False
     architectures = [str(name) for name in config.get("architectures") or ()]
-    if kind.lower() in OTHER_MASKS or any(name.endswith("ForMaskedLM") for name in architectures):
+    if kind.lower() in NOT_LEFT_TO_RIGHT or any(name.endswith("ForMaskedLM") for name in architectures):
         return None
     named = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
     return True if named or encoding is not None else None

@@ -23,7 +23,7 @@ from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained_length, without_weights
-from locant.lab.position_overrides import NUMBERED, USUAL_FACTOR, PositionOverride
+from locant.lab.position_overrides import TAKE_NUMBER, USUAL_FACTOR, PositionOverride
 from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
 from locant.positions.description import Weightless, to_config
@@ -49,15 +49,15 @@ OTHER_MODELS = "evaluate and tune are for causal language models"
 
 def model_screen(state: State, session: Session) -> Mapping[str, Any]:
     """Return the facts of `locant explain` about a model, its layers in order, and the changes of `locant extend`."""
-    name, title, config = session.chosen_model(state)
+    name, title, config = session.choose_model(state)
     text = json.dumps(config)
-    explanation = _explained(text)
+    explanation = _explain(text)
     rotary = [layers for layers in explanation.layers if layers.rotary is not None]
     trained = explanation.trained or explanation.longest or 4096
     to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
     method = state.one_of("method", "yarn", list(METHODS), SCALING_TITLES)
     pairs = len(rotary[0].rotary.pairs) if rotary else 0  # type: ignore[union-attr]
-    extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to extend")
+    extension, refused = _extend(text, to, method) if rotary else (None, "no layer has rotary positions to extend")
     source = "config.json" if name in session.configs or name not in presets() else name
     return {
         "model": title,
@@ -77,12 +77,12 @@ def model_screen(state: State, session: Session) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _explained(text: str) -> Explanation:
+def _explain(text: str) -> Explanation:
     return explain(json.loads(text))
 
 
 @lru_cache(maxsize=64)
-def _extended(text: str, to: int, method: str) -> tuple[Extension | None, str]:
+def _extend(text: str, to: int, method: str) -> tuple[Extension | None, str]:
     """Return the extension, or the reason why there is none: usually the configuration is already extended."""
     try:
         return extend(json.loads(text), to=to, method=method), ""
@@ -169,21 +169,22 @@ def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dic
 def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
     """Return the sentence of each layer, the frequencies before and after, and the code, or the error of the swap."""
     with SWAPPING:
-        return _swapped(state, session)
+        return _swap(state, session)
 
 
-def _swapped(state: State, session: Session) -> Mapping[str, Any]:
-    name, title, config = session.chosen_model(state)
-    way = _way(state)
-    folder = session.written(name) if name in session.models else "MODEL"
-    answer: dict[str, Any] = {"model": title, "way": _word(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
-                              "refused": None, "ways": [], "python": {}}  # fmt: skip
+def _swap(state: State, session: Session) -> Mapping[str, Any]:
+    name, title, config = session.choose_model(state)
+    way = _read_override(state)
+    name_of_way = _format_override(way)
+    folder = session.path_in_code(name) if name in session.models else "MODEL"
+    answer: dict[str, Any] = {"model": title, "way": name_of_way, "pair": 0, "layers": [], "groups": [],
+                              "pairs": None, "refused": None, "ways": [], "python": {}}  # fmt: skip
     try:
-        model = _weightless(json.dumps(config))
+        model = _build_without_weights(json.dumps(config))
         trained, longest = _lengths(model.config)
         types = layer_types(bias_points(model), model.config.get_text_config())
         every, of_type = _plan(state, way, types)
-        with nullcontext() if way.is_of_rotary else Weightless():
+        with nullcontext() if way.is_built_from_rotary else Weightless():
             encoding = way.encoding(model, trained, longest, of_type)
         arguments: dict[str, Any] = {"encoding": encoding}
         if of_type is not None:
@@ -194,7 +195,7 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
             sentences = [each.partition(": ")[2] for each in handle.sentences]
     except LocantError as error:
         return {**answer, "refused": [error.cause, error.remedy]}
-    to = max(way.stretched(trained), 2 * trained)
+    to = max(way.stretched_length(trained), 2 * trained)
     auto, pairs = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
     model_name, code = shlex.quote(folder), _code_of_encoding(encoding, way, (trained, longest, of_type))
@@ -209,21 +210,21 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
                    for said in dict.fromkeys(sentences)],
         **pairs,
         "ways": [
-            [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{_word(way)}", refused],
-            [f"locant tune {model_name} my.txt --with {_word(way)} --minutes 30", refused or alone],
+            [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{name_of_way}", refused],
+            [f"locant tune {model_name} my.txt --with {name_of_way} --minutes 30", refused or alone],
         ],
         "python": _codes_of_swap(auto, folder, code, every, of_type, pairs.get("pairs")),
     }  # fmt: skip
 
 
 @lru_cache(maxsize=2)
-def _weightless(text: str) -> Any:
+def _build_without_weights(text: str) -> Any:
     return without_weights(json.loads(text))
 
 
-def _way(state: State) -> PositionOverride:
+def _read_override(state: State) -> PositionOverride:
     name = state.one_of("with", "yarn", [each for each in PositionOverride.names() if each != "own"], SCALING_TITLES)
-    if name not in NUMBERED:
+    if name not in TAKE_NUMBER:
         return PositionOverride(name)
     usual = USUAL_FACTOR.get(name, USUAL)
     whole = name == "self-extend"
@@ -231,7 +232,7 @@ def _way(state: State) -> PositionOverride:
     return PositionOverride(name, float(factor))
 
 
-def _word(way: PositionOverride) -> str:
+def _format_override(way: PositionOverride) -> str:
     return way.name if way.factor is None else f"{way.name}:{way.factor:g}"
 
 
@@ -281,7 +282,9 @@ def _code_of_encoding(
         return ""
     if (description := to_config(encoding)) is None:
         lengths = ", ".join(repr(each) for each in sizes if each is not None)
-        return f"locant.lab.position_overrides.PositionOverride.of({_word(way)!r}).encoding(model, {lengths})"
+        return (
+            f"locant.lab.position_overrides.PositionOverride.of({_format_override(way)!r}).encoding(model, {lengths})"
+        )
     options = [f", {name}={_option(value)}" for name, value in description["options"].items()]
     return f"locant.encoding({description['name']!r}{''.join(options)})"
 

@@ -11,7 +11,7 @@ import torch
 
 from locant.arguments import MAX_INT32
 from locant.checkpoints.rotary_settings import bands_of, pair_settings, rounding_errors
-from locant.explore.screens import Screen, sampled
+from locant.explore.screens import Screen, evenly_spaced_numbers
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.positions import Pairs, Positions, Rotary
 from locant.positions.scaling import EXTENDING, SCALINGS, scaling_by_name
@@ -31,7 +31,7 @@ SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
 """The axis of each pair. The first three use one series of frequencies: in sections (Qwen2-VL), every third pair
 (Qwen3-VL), or rows and columns alternately and then frames (ERNIE 4.5 VL). The others use a series for each axis, as in
 vision encoders, or an axis for each group of heads (MHRoPE)."""
-MOST = 32
+MAX_SIZE = 32
 """The largest number of frames, of rows, of columns, and of text tokens on either side."""
 
 
@@ -90,7 +90,7 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
     trained length.
     """
     *_, factor, trained = sizes
-    positions, curves = sampled(trained, NUM_POINTS), dict[str, Any]()
+    positions, curves = evenly_spaced_numbers(trained, NUM_POINTS), dict[str, Any]()
     at, stretch = Positions.of(torch.from_numpy(positions)[None]), []
     for method in EXTENDING:
         now = _rotary(method, round(trained * factor), *sizes)
@@ -146,9 +146,9 @@ def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any,
 def images(state: State, session: Session) -> Mapping[str, Any]:
     """Return the index of every token on every axis, the axis of every pair, and the similarity after rotation."""
     frames, rows, columns = (
-        state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
+        state.whole(name, n, 1, MAX_SIZE) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
     )
-    before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
+    before, after = state.whole("before", 5, 0, MAX_SIZE), state.whole("after", 4, 0, MAX_SIZE)
     step = state.whole("step", 1, 1, 25)
     continue_from = state.one_of("continue_from", "largest", ["largest", "sides"])
     pairs = state.whole("pairs", 64, 3, 128)

@@ -100,7 +100,7 @@ class ALiBi(DistanceBias):
         return {"slopes": slopes.to(bias_dtype(q))}
 
     def of_distance(self, distance: Tensor, head: Tensor, *, slopes: Tensor) -> Tensor:
-        return -slopes[self.heads.here(head)] * distance.abs()
+        return -slopes[self.heads.to_local(head)] * distance.abs()
 
     def extra_repr(self) -> str:
         custom = "" if self._custom_slopes is None else f", slopes={short_repr(self._custom_slopes)}"

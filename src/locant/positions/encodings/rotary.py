@@ -204,11 +204,11 @@ class Rotary(PositionEncoding):
         Rotary(head_dim=128, base=1000000, layout='half', angles='exact')
         """
         from locant.models.encodings import layer_types, rotary_from_config
-        from locant.models.registry import read_known
+        from locant.models.registry import read_known_config
 
         rotary = rotary_from_config(cls, config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
         with contextlib.suppress(LocantError):  # the architecture has no row, or the configuration no model_type
-            read_known(config_or_dict)
+            read_known_config(config_or_dict)
             rotary.layer_types = layer_types(config_or_dict)
         return rotary
 
@@ -410,7 +410,7 @@ class Rotary(PositionEncoding):
         if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
             raise ShapeError("got one tensor as q and k, but only queries have a temperature", "k.clone()")
         rotated_q, rotated_k = self._rotate(q, k, positions, keys, inplace)
-        return self.temperature.scaled(rotated_q, positions, inplace=inplace), rotated_k
+        return self.temperature.scale(rotated_q, positions, inplace=inplace), rotated_k
 
     def _rotate(
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool

@@ -82,7 +82,7 @@ class Sandwich(DistanceBias):
 
     def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:
         faded = self.decay(distance, None, ratios.dtype) if decay is None else decay[distance.abs()]
-        return faded / ratios[self.heads.here(head)]
+        return faded / ratios[self.heads.to_local(head)]
 
     def extra_repr(self) -> str:
         return f"{self.heads}, dim={self.dim}, base={literal(self.base)}"

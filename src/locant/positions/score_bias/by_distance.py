@@ -80,7 +80,7 @@ class ByDistance(ScoreBias):
         operands, dtype = self.operands(self.q, largest_distance(self.queries, self.keys)), bias_dtype(self.q)
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            number = self.heads.number(head)
+            number = self.heads.to_global(head)
             return score + self.of_distance(distance(batch, query, key), number, **operands).to(dtype)
 
         return add

@@ -122,7 +122,7 @@ class Pairwise(ScoreBias):
     memo: list[Tensor] = field(default_factory=list)
 
     @property
-    def heads_differ(self) -> bool:
+    def cost_grows_with_heads(self) -> bool:
         """Whether the cost grows with the number of heads. Otherwise it is cheaper to compute all heads at once."""
         return self.shared is None
 
@@ -137,7 +137,7 @@ class Pairwise(ScoreBias):
         operands: dict[str, Any] = dict(zip(self.operands(), rest, strict=True))
         return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[])
 
-    def of_heads(self, heads: slice) -> Pairwise:
+    def select_heads(self, heads: slice) -> Pairwise:
         """Return the bias of some heads."""
         of_query, of_key = (x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], of_query=of_query, of_key=of_key, heads=self.heads[heads])
@@ -187,7 +187,7 @@ class Pairwise(ScoreBias):
 
         return add
 
-    def of_far(self) -> tuple[Tensor | None, Tensor | None]:
+    def far_terms(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the two summands of the bias at distances of `far` or more, ``#batch heads token``."""
         return (None, None) if self.separate is None else self.separate(self.of_query, self.of_key)
 

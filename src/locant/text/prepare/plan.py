@@ -57,7 +57,7 @@ from locant.text.tokenizer.tokenizer import LARGEST_VOCABULARY
 SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
 TRAINED = "a BPE trained on the input"
-NAMED = 3
+MAX_LISTED = 3
 """The number of differences that errors list. Further ones are counted."""
 
 FOLDER = ".prepare"
@@ -79,7 +79,7 @@ NAME = 16
 """The number of digits of the hashes that name parts and plans."""
 
 LOCK = "lock"
-YOUNG = 60.0
+GRACE_SECONDS = 60.0
 """Seconds that a new folder may exist without its lock."""
 
 
@@ -204,7 +204,7 @@ class Request:
         usual = self.options.get("end_of_text", tokenizer.end_of_text)
         return usual if self.options["append_end_of_text"] else None
 
-    def mends(self, plan: Plan) -> bool:
+    def can_mend(self, plan: Plan) -> bool:
         """Return True if this is the plan's request, except for changes of files or of `skip_bad`."""
         before, after = ({source.path: source for source in each} for each in (plan.sources(), self.sources))
         if dict(plan.options) != dict(self.options) or [*before] != [*after]:
@@ -223,7 +223,7 @@ class Request:
         if {*before} == {*after} and [*before] != [*after]:  # first, because it alone stops unfinished work
             files.insert(0, "the inputs come in another order")
         changes += files
-        return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
+        return [*changes[:MAX_LISTED], f"{len(changes) - MAX_LISTED} more"] if len(changes) > MAX_LISTED else changes
 
 
 def _token_id(tokenizer: Tokenizer | None, option: str, token: object) -> int:
@@ -325,7 +325,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
             plan = read_plan(store)
         if plan is None:
             raise InputError(f"{store / FOLDER} vanished while it was made", "run the same again, one run at a time")
-        if request.mends(plan) and not (plan.folder / NUMBERING).exists():
+        if request.can_mend(plan) and not (plan.folder / NUMBERING).exists():
             plan = _mend_plan(plan, request)
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(
@@ -424,7 +424,7 @@ def read_plan(store: Path) -> Plan | None:
 
 def discard_plan(store: Path) -> None:
     """Remove unfinished work. Its folder is removed last, because it marks the shards next to it as unfinished."""
-    aside = _aside(store / FOLDER)
+    aside = _unused_name(store / FOLDER)
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
         if not (store / MANIFEST).exists():  # else another process has just finished the store, and clears up
@@ -451,7 +451,7 @@ def remove_shards(store: Path, first: int = 0) -> None:
 @contextmanager
 def locked_folder(place: Path) -> Generator[Path]:
     """Make a folder next to `place`, with a locked file `LOCK`. Remove it at the end unless it was moved."""
-    folder = _aside(place)
+    folder = _unused_name(place)
     folder.mkdir()
     try:
         with (folder / LOCK).open("wb") as file:
@@ -461,7 +461,7 @@ def locked_folder(place: Path) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _aside(place: Path) -> Path:
+def _unused_name(place: Path) -> Path:
     """Return an unused name next to `place`."""
     return place.with_name(f"{place.name}.{secrets.token_hex(4)}")
 
@@ -483,7 +483,7 @@ def is_abandoned(folder: Path) -> bool:
         with (folder / LOCK).open("rb") as file:
             return lock(file) is True
     except FileNotFoundError:  # the lock does not exist yet, or no longer, for a moment or for ever
-        return time.time() - folder.stat().st_mtime > YOUNG
+        return time.time() - folder.stat().st_mtime > GRACE_SECONDS
 
 
 def cannot_write(what: str, error: OSError) -> InputError:

@@ -29,10 +29,10 @@ from typing import Unpack, get_args, overload
 from locant.arguments import flag, one_of, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.text.prepare.byte_ranges import Source
-from locant.text.prepare.parts import COUNTED, Advance, join, make_part, missing_parts, sweep_parts, tidy
+from locant.text.prepare.parts import RECORDED_COUNTS, Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
     FOLDER,
-    NAMED,
+    MAX_LISTED,
     SHARD_SIZE,
     ContentOptions,
     Plan,
@@ -230,13 +230,13 @@ class Problems:
 
 def _by_file(counts: dict[str, int]) -> str:
     worst = sorted(counts, key=lambda path: -counts[path])
-    more = [f"{len(worst) - NAMED} more files"] if len(worst) > NAMED else []
-    return ", ".join([*(f"{path} ({counts[path]})" for path in worst[:NAMED]), *more])
+    more = [f"{len(worst) - MAX_LISTED} more files"] if len(worst) > MAX_LISTED else []
+    return ", ".join([*(f"{path} ({counts[path]})" for path in worst[:MAX_LISTED]), *more])
 
 
 def problems(store: TokenStore) -> Problems:
     """Return the problems that `prepare` counted when it made a store."""
-    problems_by_kind: dict[str, dict[str, int]] = {name: {} for name in COUNTED}
+    problems_by_kind: dict[str, dict[str, int]] = {name: {} for name in RECORDED_COUNTS}
     for source in store.manifest.sources:
         for name, counts in problems_by_kind.items():
             if total := sum(piece.get(name, 0) for piece in source.get("pieces", [])):
@@ -393,7 +393,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     documents = sample.all_documents(request.sources)
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:
-        tokens = round(tokens / sample.size * sample.unpacked / sample.read * request.total_bytes)
+        tokens = round(tokens / sample.size * sample.bytes_unpacked / sample.bytes_read * request.total_bytes)
     around = (request.end_of_text(tokenizer), request.options.get("begin_of_text"))
     tokens += documents * sum(number is not None for number in around)
     return Estimate(

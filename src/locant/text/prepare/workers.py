@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any, cast
 
-from locant.cluster import LOCAL, connected
+from locant.cluster import LOCAL, connect_ray
 from locant.errors import InputError, LocantError
 from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import Plan, read_plan
@@ -228,7 +228,7 @@ def make_on_ray(
 
     `address` is the address of a running cluster, or ``"local"`` for `num_local` processes on this machine.
     """
-    with connected(address, num_local) as ray:
+    with connect_ray(address, num_local) as ray:
         from ray.util import ActorPool
 
         cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))

@@ -120,7 +120,7 @@ class TokenStore:
         self._starts: list[int] = self.shard_starts.tolist()
         # A weak reference, so that the array keeps the files mapped, but the store does not.
         self._side_by_side: tuple[Callable[[], np.ndarray | None], np.ndarray] = (lambda: None, self.shard_starts)
-        self._map = lru_cache(MAPS)(partial(_mapped, self.contents))
+        self._map = lru_cache(MAPS)(partial(_map_shard, self.contents))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -274,7 +274,7 @@ def _open_again(path: str, options: dict[str, Any], identity: str) -> TokenStore
     return store
 
 
-def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
+def _map_shard(contents: StoreFormat, number: int) -> np.ndarray:
     count = int(contents.tokens[number])
     array, begins = map_side_by_side([contents.files[number]], contents.dtype, [count], contents.header)
     return array[begins[0] : begins[0] + count]

@@ -171,7 +171,7 @@ TIMEOUT = 5.0
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
 
 
-def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
+def find_tokenizer(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     """Return the text of a `tokenizer.json`, and the place where it was found."""
     if not isinstance(path_or_name, (str, Path)):
         raise InputError(f"got {short_repr(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)

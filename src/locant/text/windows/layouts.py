@@ -37,7 +37,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from locant.errors import InputError
 from locant.positions import Positions
 from locant.positions.documents import PADDING
-from locant.text.windows.tokens import Tokens, gather, one_axis, places, require_ids
+from locant.text.windows.tokens import Tokens, gather, places, require_ids, to_one_axis
 
 IGNORED_TARGET = -100
 """The value of `targets` in empty slots. It is the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -245,7 +245,7 @@ class DocumentWindows:
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
     """Check and return the offsets of the documents: the start of each document, and the end."""
-    offsets = one_axis("documents", documents)
+    offsets = to_one_axis("documents", documents)
     # Checked before anything is subtracted or narrowed, because differences of unsigned integers wrap around.
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != size or (offsets[1:] < offsets[:-1]).any():
         ends = f"{len(offsets)} offsets" + (f" from {offsets[0]} to {offsets[-1]}" if len(offsets) else "")

@@ -191,7 +191,7 @@ def tokens_of(source: Any) -> Tokens:
     if isinstance(source, TokenStore):
         tokens = StoreTokens(source)
     else:
-        tokens = ArrayTokens(one_axis("ids", source))
+        tokens = ArrayTokens(to_one_axis("ids", source))
         if isinstance(source, (list, tuple)):
             require_ids(tokens.ids)  # it is in memory; arrays that may be on disk are checked when they are read
     if len(tokens) < 2:
@@ -199,7 +199,7 @@ def tokens_of(source: Any) -> Tokens:
     return tokens
 
 
-def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
+def to_one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
     """Return an array with one axis of integers. It shares the memory of arrays and of tensors on the host."""
     remedy = "pass the array that Tokenizer.encode returns" if name == "ids" else "pass a list of offsets"
     if isinstance(values, Tensor):

@@ -18,7 +18,7 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
 from locant.lab.generation import load
-from locant.lab.language_model import AsDecoder, load_model, require_positions, trained_length
+from locant.lab.language_model import TransformersDecoder, load_model, require_positions, trained_length
 from locant.lab.position_overrides import PositionOverride
 from locant.models.lab_decoder import is_lab_decoder
 from locant.positions.base import PositionEncoding
@@ -28,7 +28,7 @@ from locant.tensors import as_dtype
 from locant.text.tokenizer import Tokenizer
 
 
-class Readable(ABC):
+class ReadableModel(ABC):
     """A language model that can read texts with other encodings.
 
     Args:
@@ -53,18 +53,18 @@ class Readable(ABC):
         """Return the encoding that replaces the model's encoding in texts of this length, or ``None`` to keep it."""
 
     @abstractmethod
-    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
         """Read with this encoding, or with the model's encoding in exact angles, until the block ends."""
 
 
-class _OfTransformers(Readable):
+class _TransformersModel(ReadableModel):
     def __init__(self, model: Any) -> None:
         text = model.config.get_text_config()
         is_stated = getattr(text, "max_position_embeddings", None) is not None  # not in Bloom's, which has ALiBi
         super().__init__(model, trained_length(model.config) if is_stated else None, text.vocab_size)
 
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
-        return AsDecoder(self.module, tokenizer)
+        return TransformersDecoder(self.module, tokenizer)
 
     def require_positions(self, longest: int) -> None:
         require_positions(self.module, longest)
@@ -76,11 +76,11 @@ class _OfTransformers(Readable):
             raise InputError(got, Remedy(ways=("own", "nope")))
         return encoding
 
-    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
         return swap(self.module, encoding)
 
 
-class _OfLab(Readable):
+class _LabModel(ReadableModel):
     def __init__(self, model: Decoder) -> None:
         super().__init__(model, model.train_length, model.embedding.token.vocab_size)
         self.model = model
@@ -97,8 +97,8 @@ class _OfLab(Readable):
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         return way.for_decoder(self.model, longest)
 
-    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        return self.model.reading_with(self.model.encoding if encoding is None else encoding)
+    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+        return self.model.use_encoding(self.model.encoding if encoding is None else encoding)
 
 
 def is_lab_folder(folder: str | Path) -> bool:
@@ -109,7 +109,7 @@ def is_lab_folder(folder: str | Path) -> bool:
 
 def read_language_model(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
-) -> Readable:
+) -> ReadableModel:
     """Read a decoder of `locant train` or a causal language model of `transformers` from a local folder.
 
     Args:
@@ -119,7 +119,7 @@ def read_language_model(
         InputError: the folder does not contain such a model, or the model is damaged.
     """
     if not is_lab_folder(folder):
-        return _OfTransformers(load_model(folder, device=device, dtype=dtype))
+        return _TransformersModel(load_model(folder, device=device, dtype=dtype))
     model, _ = load(folder)
     model = model.to(device)
-    return _OfLab(model if dtype == "auto" else model.to(as_dtype(dtype)))
+    return _LabModel(model if dtype == "auto" else model.to(as_dtype(dtype)))
