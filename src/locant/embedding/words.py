@@ -1,4 +1,4 @@
-"""Words of a published model: their vectors, their nearest tokens, and the similarities of the words of a list."""
+"""Words of a published model: their vectors, their nearest tokens, and the similarities between words of a list."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ model reads one text with each plausible interpretation of its positions, called
 window by window. At first, a reading differs from the configuration in one thing. If a reading clearly fits better, the
 search continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A reading is dropped once it is clearly worse than the best so far, but not before two windows were measured. It is
-clearly worse if the mean of the paired differences over parts of 32 tokens exceeds 0 by more than the margin of a 95 %
-interval by Student's t. The interval holds for all looks at all readings of one round at once (Bonferroni). The
-configuration and the readings near the best are always measured in full, and the verdict compares whole windows.
+A reading is dropped if it is clearly worse than the best so far, but not before two windows are measured. It is clearly
+worse if the mean of the paired differences, over parts of 32 tokens, exceeds the half-width of a 95 % interval by
+Student's t. The interval holds for all looks at all readings of one round at once (Bonferroni). The configuration and
+the readings near the best are always measured in full, and the verdict compares whole windows.
 
 The audit costs one forward pass over the text for the configuration and for each reading with a similar loss. It costs
 an eighth of a pass for most of the other 14 readings. Each error in the configuration adds the same cost again.
@@ -67,7 +67,7 @@ ROTARY: Mapping[str, tuple[Any, ...]] = {
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
 }
-"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
+"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen, Mistral, Yi, and models for a million tokens.
 
 The scalings are the most common ones.
 """
@@ -172,7 +172,7 @@ class _AnySubject(ABC):
         return own.replace(**options)
 
     def computed(self, reading: Hypothesis) -> Sequence[object]:
-        """Return a key that is equal for two readings if both compute the same positions."""
+        """Return a key that is equal for two readings that compute the same positions."""
         rotaries = (repr(self.rotary(own, reading)) for own in self.own.values())
         return reading.layout or self.layout, reading.slopes, *rotaries
 
@@ -270,7 +270,7 @@ def audit(
     - ``"fits"``: no other reading is better than the configuration or within noise of it;
     - ``"another fits"``: another reading is clearly better than the configuration;
     - ``"cannot tell"``: other readings are within noise of the configuration, and none is better;
-    - ``"not explained"``: the best reading predicts the text no better than counting words does, so the weights have a
+    - ``"not explained"``: the best reading predicts the text no better than counting words does. The weights have a
       convention that is not among the readings, or they are broken, or the text is of another kind;
     - ``"nothing to find"``: the model has no positions that can be read in another way.
 
@@ -413,10 +413,10 @@ class _Search:
                 self.left_out[reading.name] = error.cause
 
     def _read(self, reading: Hypothesis, waiting: int, looks: int) -> None:
-        """Measure a reading, until it is clearly worse than the best so far.
+        """Measure a reading, but stop when it is clearly worse than the best so far.
 
         Args:
-            waiting: the number of readings that come after it.
+            waiting: the number of readings that come after this one.
             looks: the number of looks at all readings of this round.
         """
         usual = max(FEWEST, self.most // 4)

@@ -1,6 +1,6 @@
 """The row of an architecture: the form in which every family of this package describes its models.
 
-The layout of a model is in its code and not in its configuration, and so are the defaults of missing keys. Rows were
+The layout of a model and the defaults of missing keys are in its code, not in its configuration. Rows were
 written from the code of `transformers`, and ``tests/models/`` compares them with it.
 """
 

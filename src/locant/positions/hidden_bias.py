@@ -1,6 +1,6 @@
 """`HiddenBias`: the base of encodings whose bias depends on the hidden states of the tokens.
 
-`read` computes the features of each token once and stores them with its position. They follow the position into a
+`read` computes the features of each token once and stores them with its position. They move with the position into a
 cache, into a slice and to another rank. So no ``query x key`` matrix is stored.
 """
 
@@ -87,7 +87,10 @@ class HiddenBias(PositionEncoding):
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
     def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return a number per query and per key, ``#batch heads token``. Their sum is the bias if distance >= `far`."""
+        """Return a number for each query and each key, ``#batch heads token``.
+
+        If distance >= `far`, their sum is the bias.
+        """
         return None, None
 
     far: int | None = None

@@ -236,7 +236,10 @@ def _word(way: PositionOverride) -> str:
 
 
 def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> tuple[int | None, str | None]:
-    """Return the interval between the layers that get it, or their type. If both are None, all layers get it."""
+    """Return the interval between the layers that get the encoding, or their type.
+
+    If both are None, all layers get it.
+    """
     if way.name == "exact":
         return None, None
     kinds = [kind for kind in dict.fromkeys(types) if kind is not None]

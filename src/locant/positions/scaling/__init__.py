@@ -2,7 +2,7 @@
 
 Every scaling has one formula. ``frequencies`` evaluates it in 50-digit decimals. ``rounded`` evaluates it in float32,
 for models that were trained with that rounding. A new scaling is a class in a file of this folder and needs no entry in
-a list. The imports below exist only for type checkers.
+a list. The imports below give the scalings of this package short names, such as `locant.scaling.YaRN`.
 """
 
 from __future__ import annotations

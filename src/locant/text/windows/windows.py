@@ -4,8 +4,8 @@ A window holds `length` inputs, and for each input its target, the next id. If `
 text, ``ids[1:]``, is in exactly one window. The last window is padded on the right. In padding the target is -100
 (which `torch.nn.functional.cross_entropy` ignores), the input is `pad_id`, and the position is padding (document -1).
 
-No window is made in advance. Building `Windows` costs nothing per token, a memory-mapped array stays on disk, and ids
-are widened to int64 only when they are read.
+No window is made in advance. Building `Windows` has no cost per token, a memory-mapped array stays on disk, and ids are
+widened to int64 only when they are read.
 """
 
 from __future__ import annotations
