@@ -46,7 +46,7 @@ AXES = ("time", "rows", "columns")
 """The meaning of each axis of positions of images and video."""
 
 MOST = 10_000
-"""The largest number of listed layers. No published model has a tenth as many."""
+"""The largest number of layers that are listed. No published model has a tenth of this number."""
 
 MADE_FOR = 2048
 """The length to measure if a configuration has no length."""
@@ -197,7 +197,7 @@ def _warnings(
     if rotary is not None:
         yield from _rotary_warnings(rotary, config, architecture)
         yield from _axis_warnings(config, encoding)
-    if not architecture.rotary_keys.latent:  # there it is the rotated part, and rows have warnings
+    if not architecture.rotary_keys.latent:  # with latent attention, head_dim is only a part of the width
         yield from scale_warnings(config, encoding.head_dim if isinstance(encoding, Rotary) else None)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len

@@ -147,7 +147,7 @@ def _to_rows(parts: Any) -> Iterator[list[Any]]:
 
 
 def _list_depth(parts: Any) -> int | None:
-    """Return the depth of nested lists, the same everywhere, or ``None`` if they are empty."""
+    """Return the depth of nested lists, which must be equal everywhere, or ``None`` if the lists are empty."""
     if not isinstance(parts, list):
         return 0
     depths = {depth for part in parts if (depth := _list_depth(part)) is not None}

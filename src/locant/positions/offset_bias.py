@@ -1,4 +1,4 @@
-"""`OffsetBias`: the base of encodings whose bias depends on the rows and columns between a query and a key."""
+"""`OffsetBias`: the base class of encodings whose bias depends on the rows and columns between a query and a key."""
 
 from __future__ import annotations
 

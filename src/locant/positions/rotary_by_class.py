@@ -60,7 +60,7 @@ class PairClass(NamedTuple):
 
 
 class RotaryByClass(PositionEncoding):
-    """The base of encodings that rotate a pair by its class. A subclass writes `classes`.
+    """The base class of encodings that rotate a pair by its class. A subclass implements `classes`.
 
     Args:
         rotary: the rotation, which is the same in all classes. Only the positions differ.

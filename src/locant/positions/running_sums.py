@@ -1,4 +1,4 @@
-"""`RunningSums`: the base of biases that sum a number of every token between the key and the query (FoX, CABLE)."""
+"""`RunningSums`: the base class of biases that sum one number per token between key and query (FoX, CABLE)."""
 
 from __future__ import annotations
 

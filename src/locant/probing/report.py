@@ -25,7 +25,7 @@ FACTOR = 1e-5
 """Relative changes of a length up to this size do not count."""
 
 NEGLIGIBLE = 1e-2
-"""Changes of an angle by a cast up to this size are ignored, in radians at positions up to 4,097."""
+"""The largest change of an angle by a cast that is ignored, in radians at positions up to 4,097."""
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -50,7 +50,7 @@ class Report:
         subject: the name of the target.
         called: the calling convention that worked.
         encoding: the encoding of this package with the same effect, if there is one.
-        agrees: the largest difference from `encoding`, on random tokens at positions up to 61 or of biases, or ``None``
+        agrees: the largest difference from `encoding`, for random tokens at positions up to 61 or for biases. ``None``
             if they were not compared.
         expected: the encoding that the target was compared with.
         differences: the differences from `expected`.
@@ -382,7 +382,7 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
 
 
 def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
-    """Yield the differences of keys from queries that affect scores."""
+    """Yield the differences between keys and queries that affect scores."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:
             yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all"

@@ -37,7 +37,7 @@ class Route:
     Args:
         points: the points of the model.
         layer: the index of the layer.
-        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own.
+        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own encoding.
     """
 
     def __init__(self, points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> None:

@@ -140,7 +140,7 @@ def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, 
 
 
 class LearnedGrid(PositionEncoding):
-    r"""Adds to every patch of an image the vector of its cell. The table is resized to the image's grid.
+    r"""Adds a vector to every patch of an image, from a table that is resized to the image's grid.
 
     .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
 

@@ -40,7 +40,10 @@ RotatedKeys = Float[Tensor, "batch *kv_heads key head_dim"]
 
 
 class SameRotationForQueriesAndKeys(PositionEncoding):
-    """The base of encodings with one rotation for queries and for keys. A subclass implements `_rotate_tensor`."""
+    """The base class of encodings that apply the same rotation to queries and keys.
+
+    A subclass implements `_rotate_tensor`.
+    """
 
     def rotate_one(self, x: Queries, positions: OptionalPositions = None) -> Queries:
         """Rotate one tensor, queries or keys."""

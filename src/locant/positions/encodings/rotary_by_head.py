@@ -23,7 +23,7 @@ from locant.spelling import literal
 
 
 class PerHeadRotation(SameRotationForQueriesAndKeys):
-    """The base of rotations with different angles for each key/value head and its query heads.
+    """The base class of rotations with different angles for each key/value head and its query heads.
 
     A subclass implements `cos_sin_per_head`.
 

@@ -119,7 +119,7 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
                 ranks = {
                     token: rank for rank, token in enumerate([*(byte[letter] for letter in sorted(byte)), *longer])
                 }
-            else:  # each line has a token in base 64, and its rank
+            else:  # each line has a token in base 64 and its rank
                 pairs = (line.split() for line in data.splitlines() if line)
                 ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
             return _definition(ranks, encoding)

@@ -341,7 +341,7 @@ class _Room:
         self.opened = 0
 
     def take(self, size: int, pieces: int) -> tuple[int, Int[np.ndarray, " rows"]]:
-        """Return the smallest sufficient room, and rows with this room, but not more rows than the pieces need."""
+        """Return the smallest sufficient room, and rows with this room, but at most as many rows as the pieces need."""
         place = bisect_left(self._lefts, size)
         if place == len(self._lefts):
             needed = -(-pieces // (self._capacity // size))
