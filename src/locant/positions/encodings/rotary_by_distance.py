@@ -153,7 +153,7 @@ class DualChunk(RotaryByClass):
     Limits:
         It supports only causal attention through `attend`, without a sliding window. c is the largest distance, as in
         the authors' program and in vLLM's code for Qwen2.5-1M. In the paper the largest distance is c + 1. The scores
-        that Qwen2.5-1M adds for sparse attention are missing. It needs three rotations. Under `torch.compile`, one
+        that Qwen2.5-1M adds for sparse attention are not computed. It needs three rotations. Under `torch.compile`, one
         graph serves all lengths. In that graph each class is a mask over the whole row, so a CPU stores the scores of
         all pairs.
 

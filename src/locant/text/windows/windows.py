@@ -199,8 +199,8 @@ class Windows(Dataset[Any]):
             batch_size: number of windows per batch and rank.
             shuffle: shuffle the windows in each epoch. If False, they are in the order of the text.
             seed: seed of the orders.
-            rank, world_size: the part of every step for this process. Default: the values of `torch.distributed` if it
-                is initialised, else everything.
+            rank, world_size: the part of every step that this process gets. Default: the values of `torch.distributed`
+                if it is initialised. Otherwise the process gets everything.
             drop_last: drop the last step if it is incomplete, so that all ranks have the same number of equal batches.
             options: options of `torch.utils.data.DataLoader`: ``num_workers``, ``pin_memory``, ``prefetch_factor`` ...
                 Batches always come in order, because a state counts them.
