@@ -107,7 +107,10 @@ def _kind(layers: Any) -> Mapping[str, Any]:
 
 
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
-    """Return the number of each layer's kind, with the kinds of `Explanation.layers` first, and its window."""
+    """Return the number of each layer's kind, and the layer's window.
+
+    Kinds are in the order of `Explanation.layers`.
+    """
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
     placed = enumerate(swapped_layers(explanation).values(), len(numbers))
     swapped = {place: kind for kind, places in placed for place in places}
