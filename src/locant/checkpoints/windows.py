@@ -17,7 +17,7 @@ from locant.models.config_values import Config, flag_at, integer, integer_at, la
 
 SLIDING, FULL, CHUNKED, NO_ATTENTION = "sliding_attention", "full_attention", "chunked_attention", "linear_attention"
 WITHOUT_ATTENTION = {NO_ATTENTION, "conv", "moe", "mamba", "recurrent"}
-"""Layer types without attention to tokens. They have a state instead, or not even that."""
+"""Layer types without attention to tokens. Some of them have a state instead."""
 
 BY_RADIUS = {"embedding_gemma2_text", "neomme", "openai_privacy_filter", "ultrabert"}
 """Encoders whose ``sliding_window`` is the largest distance, on both sides."""

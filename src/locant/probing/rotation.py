@@ -104,7 +104,7 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """Return the position whose angles position 0 has, or ``None`` if there is no such position.
+        """Return the true position of the angles at position 0, or ``None`` if there is no such position.
 
         The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so
         its offset gives `begin` roughly. Each faster pair makes it more exact, as later positions do in

@@ -134,7 +134,7 @@ class Deberta(RowBias):
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Return the table with the key projection, for queries, and with the query projection, for keys."""
+        """Return the projected table for queries (by the key projection), and for keys (by the query projection)."""
         return self._project_table(self.key_projection, dtype), self._project_table(self.query_projection, dtype)
 
     def score_bias(
