@@ -53,7 +53,7 @@ class ShapeError(LocantError):
 
 
 class RangeError(LocantError):
-    """A value that is not allowed, such as a token id without a row in the table, or an unknown name of an option."""
+    """A value that is not allowed, such as a token id without a row in its table, or an unknown name."""
 
 
 class InputError(LocantError):

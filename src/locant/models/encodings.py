@@ -296,7 +296,7 @@ def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architectu
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:
-    """Return the kinds of layers whose encodings differ. Each is a `layer_type` for `encoding_from_config`.
+    """Return the kinds of layers whose encodings differ, or an empty tuple if all are equal.
 
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')

@@ -105,7 +105,7 @@ class Angles:
 
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:
-    """Return the number of bytes of the index that may not be zero.
+    """Return the number of bytes of the index that can differ from zero.
 
     It is at least two, so that compiled code has few variants.
     """

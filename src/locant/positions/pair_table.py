@@ -46,8 +46,8 @@ class Pairs:
             rotates in the other direction than ``(i, j)``.
         axes: the index that rotates each pair, if a token has several indices (frame, row, column). Default: the first.
         rungs: the inverse frequency of each pair as ``(ladder, rung)``. The ladder is a number of dimensions, for which
-            the encoding's base and scaling give a list of frequencies. The rung is an index into this list: ``base **
-            (-2 rung / ladder)`` without scaling. Default: one ladder over all pairs.
+            the encoding's base and scaling give a list of frequencies. The rung is an index into this list. Without
+            scaling, the frequency is ``base ** (-2 rung / ladder)``. Default: one ladder over all pairs.
         inv_freq: the inverse frequencies in radians per position, instead of `rungs`. Base and scaling then have no
             effect. Negative frequencies rotate in the other direction.
         num_axes: the number of indices per token. Default: enough for the axes in use.

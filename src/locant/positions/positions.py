@@ -408,9 +408,10 @@ class Positions:
         return self.expand(batch), keys.expand(batch)
 
     def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
-        """Return where each document starts and the last one ends, for varlen kernels. Padding does not count.
+        """Return the start of each document, and the end of the last one, for varlen kernels.
 
-        The dtype is int32. The length of the result depends on the data, so this costs one sync on an accelerator.
+        These are int32 indices into ``tokens[positions.document >= 0]``. The length of the result depends on the data,
+        so this costs one sync on an accelerator.
 
         >>> Positions.packed([2, 3], length=6).cu_seqlens()
         tensor([0, 2, 5], dtype=torch.int32)

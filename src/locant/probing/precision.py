@@ -137,7 +137,7 @@ def _errors(
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
     """Return positions, their angles ``[positions, pairs]``, the largest error at each position, and an error's name.
 
-    It is the name of the exception that the next position after the last one raises, or ``None`` if it raises none.
+    The error is raised by the position after the last one. The name is ``None`` if there is no error.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}

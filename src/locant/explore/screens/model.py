@@ -109,7 +109,7 @@ def _kind(layers: Any) -> Mapping[str, Any]:
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
     """Return the number of each layer's kind, and the layer's window.
 
-    Kinds are in the order of `Explanation.layers`.
+    The kinds of `Explanation.layers` come first.
     """
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
     placed = enumerate(swapped_layers(explanation).values(), len(numbers))
