@@ -1,7 +1,8 @@
-"""``python benchmarks/small_model.py``: the small model of the explorer's screen "Your text", trained anew.
+"""``python benchmarks/small_model.py``: train the small model of the explorer's screen "Your text" again.
 
-It reads the Python documentation that CPython ships, and takes each of its encodings in turn, a step with each: one set
-of weights knows all of them, so what changes with the encoding on the page is the encoding alone. Takes some minutes.
+The text is the Python documentation that ships with CPython. Training steps alternate between the encodings, which
+share all other weights. So if the encoding on the page changes, all other weights stay the same. This takes some
+minutes.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class ShapeError(LocantError):
 
 
 class RangeError(LocantError):
-    """A token id, position or segment that lies outside what its table or encoding defines."""
+    """A value that is not allowed, such as a token id without a row in its table, or an unknown name."""
 
 
 class InputError(LocantError):

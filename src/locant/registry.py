@@ -41,7 +41,7 @@ LOADED: list[PlugIn] = []
 
 
 def plug_in_of(value: object) -> PlugIn | None:
-    """Return the loaded plug-in that is this value, its class or the nearest base class, or ``None``."""
+    """Return the loaded plug-in with this value, its class or its nearest base class, or ``None``."""
     kinds = (value if isinstance(value, type) else type(value)).__mro__
     return next((plug_in for each in (value, *kinds) for plug_in in LOADED if plug_in.value is each), None)
 

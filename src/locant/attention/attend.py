@@ -113,14 +113,14 @@ def attend(
         rotate: whether the encoding rotates `q` and `k` first. Use it without a cache, because cached keys are already
             rotated.
         positions: the positions of the queries. They may be omitted for two or more queries with the same number of
-            keys, which can only be at 0, 1, 2, ... They may also be omitted without a causal mask, window and encoding,
-            because then nothing depends on them.
+            keys, because these can only be at 0, 1, 2, ... They may also be omitted without a causal mask, window and
+            encoding, because then nothing depends on them.
         k_positions: the positions of the keys, if they differ from the positions of the queries (a cache,
             cross-attention).
         causal: whether later tokens are hidden.
         window: width of a sliding window. Tokens that are `window` or more positions away are hidden.
         dropout_p: probability of dropping a weight. Use 0 unless training.
-        scale: a number that is not learned. Default: ``head_dim ** -0.5``.
+        scale: the factor of the products of queries and keys, which is not learned. Default: ``head_dim ** -0.5``.
         sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925). It acts as a key without
             a value: every query attends to it, and it takes weight from the other keys. A query without any key still
             gets zeros.
@@ -240,7 +240,7 @@ def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResu
 
 
 def _add_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> AttentionResult:
-    """Add a sink, which takes its share of every query's weights and adds nothing to the output."""
+    """Add a sink. It takes its share of every query's weights and adds nothing to the output."""
     (share, _), lse = shares([lse, sinks[None, :, None].expand_as(lse)])
     is_plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transforming())
     scaled = y.mul_(share) if is_plain else (y * share).to(y.dtype)  # in place: nothing else uses this y
@@ -260,7 +260,7 @@ def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
 
 
 def _attend_without_keys(inputs: AttentionInputs) -> AttentionResult:
-    """Return zeros if there are no keys. They are sums over no elements, so that every input gets a gradient."""
+    """Return zeros if there are no keys. The zeros are sums over no elements, so that every input gets a gradient."""
     q, wide = inputs.q, torch.promote_types(inputs.q.dtype, torch.float32)
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
     bias = None if inputs.k.shape[2] or inputs.bias is None else inputs.bias.dense()

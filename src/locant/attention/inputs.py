@@ -7,8 +7,8 @@ Values at padding may be anything, including NaN in uninitialised memory. A weig
 does not hide NaN or infinity, in the output or in gradients. So backends use the result of `without_padding`, in which
 queries, keys and values are zeros at padding. The gradients at padding are exactly zero. This costs a copy of each
 tensor if there is padding. On a device and in compiled code it costs a copy if there may be padding, because the
-positions are not read. Other strides give other last bits. So with documents all tensors have the memory order of
-copies.
+positions are not read. Strides affect the last bits of results. So if there are documents, all tensors get the memory
+order of such copies.
 
 Decoding is the exception, because a copy of a cache's keys would take ten times as long as the attention of one query.
 So keys and values are not copied in calls without gradients and with 16 or more keys per query. `KVCache` stores zeros
@@ -106,7 +106,8 @@ class AttentionInputs:
 
     @property
     def _memo(self) -> dict[str, Any]:
-        # `functools.cached_property` has a lock that the compiler cannot trace. A graph computes the bias once anyway.
+        # In Python 3.11, `functools.cached_property` has a lock that the compiler cannot trace. A graph computes the
+        # bias once anyway.
         return {} if torch.compiler.is_compiling() else vars(self)
 
     def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
@@ -152,7 +153,7 @@ class AttentionInputs:
         return self.with_padding_order().with_zero_padding()
 
     def with_padding_order(self, is_decoding: bool | None = None) -> AttentionInputs:
-        """Return inputs in the memory order that copies with zeros at padding have, if there are documents."""
+        """Return inputs in the memory order of copies with zeros at padding, if there are documents."""
         return self._replace_if_documents(lambda _, x: x.contiguous(), is_decoding)
 
     def with_zero_padding(self, is_decoding: bool | None = None) -> AttentionInputs:

@@ -200,7 +200,7 @@ def require_rows(rows: Any, held: int, device: torch.device) -> None:
 
 
 def check_lengths(length: Any, held: int | Tensor, batch: int, device: torch.device) -> Int[Tensor, " batch"]:
-    """Return the number of tokens to keep in every row. Raise if the host can read that a row has fewer."""
+    """Return the number of tokens to keep in every row. Raise if a row has fewer and the host can read this."""
     if isinstance(length, Tensor):
         require_numbers("length", length, batch, device)
         lengths = length

@@ -101,8 +101,8 @@ def read_header(path: Path) -> Header:
 class TensorFolder:
     """The tensors of a folder by name, mapped into memory. A file is opened when one of its tensors is requested.
 
-    A mapped tensor is private: changes to it stay in this process. It does not share its storage, so saving it saves
-    no other tensor.
+    A mapped tensor is private: changes to it stay in this process. It does not share its storage, so saving it does not
+    save other tensors.
 
     Raises:
         InputError: the path is not a folder, or the folder has no safetensors or an invalid index.
@@ -245,7 +245,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _require_index(folder: Path, headers: Mapping[str, Header]) -> None:
-    """Raise `InputError` if the index and the files do not agree, and so are not of the same checkpoint."""
+    """Raise `InputError` if the index and the files do not agree, because they then belong to different checkpoints."""
     in_index = set(_weight_map(folder).items())
     in_files = {(tensor.name, file) for file, header in headers.items() for tensor in header.tensors}
     if in_index != in_files:

@@ -1,7 +1,7 @@
 """Load a configuration from a file, the folder of a model, or a name.
 
 A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
-installed `transformers`. The last two mean their default configuration.
+installed `transformers`, which stands for its default configuration.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ATTENTION = ("attn_implementation", "_attn_implementation")
 
 
 class Source(NamedTuple):
-    """A configuration, and a note on its origin if it does not belong to a published model."""
+    """A configuration, with a note on its origin if it does not belong to a published model."""
 
     config: Mapping[str, Any] | object
     note: str | None = None
 
 
 def find_source(source: str) -> Source:
-    """Return the configuration for a path or a name. A path comes first, then a preset, then a class of `transformers`.
+    """Return the configuration for a path or a name. Paths take precedence over presets, and presets over classes.
 
     >>> find_source("gpt2").config["n_positions"]
     1024
@@ -114,7 +114,7 @@ def as_json(config: Mapping[str, Any]) -> str:
 
 
 def require_no_code(source: object, config: Mapping[str, Any]) -> None:
-    """Raise `InputError` if a configuration names code: files in its folder, or attention from a Hub repository.
+    """Raise `InputError` if a configuration refers to code: files in its folder, or attention from a Hub repository.
 
     `transformers` downloads such a repository and runs it if the package `kernels` is installed.
     """

@@ -46,7 +46,7 @@ AXES = ("time", "rows", "columns")
 """The meaning of each axis of positions of images and video."""
 
 MAX_LAYERS = 10_000
-"""The largest number of listed layers. No published model has a tenth as many."""
+"""The largest number of layers that are listed. No published model has a tenth of this number."""
 
 DEFAULT_LENGTH = 2048
 """The length to measure if a configuration has no length."""
@@ -161,7 +161,10 @@ def _layers(
 
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
-    """Build an encoding on the meta device. If ``rope_interleave`` names a layout, the encoding has this layout."""
+    """Build the encoding of these layers on the meta device.
+
+    If the configuration has ``rope_interleave``, it decides the layout.
+    """
     with torch.device("meta"), _SkipInitialization(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
@@ -170,7 +173,7 @@ def _on_meta(config: Config, name: str | None) -> PositionEncoding:
 class _SkipInitialization(TorchFunctionMode):
     """Skips the initialization of tables, because random numbers on the meta device make torch load its compiler.
 
-    It does not use `Weightless`, under which an architecture without a row could not be measured.
+    It does not use `Weightless`, because the measurement of an architecture without a row would fail in that mode.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -194,7 +197,7 @@ def _warnings(
     if rotary is not None:
         yield from _rotary_warnings(rotary, config, architecture)
         yield from _axis_warnings(config, encoding)
-    if not architecture.rotary_keys.latent:  # rows with latent attention have their own warning
+    if not architecture.rotary_keys.latent:  # with latent attention, head_dim is only a part of the width
         yield from scale_warnings(config, encoding.head_dim if isinstance(encoding, Rotary) else None)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len
@@ -352,7 +355,7 @@ class Layer:
 
 
 def _longest(config: Config) -> int | None:
-    """Return the longest sequence. The length of training (BLOOM, Qwen 1) is used if there is no other."""
+    """Return the longest sequence. If no other length is stated, it is the training length (BLOOM, Qwen 1)."""
     longest = integer_at(config, *LENGTHS)
     return integer_at(config, "seq_length") if longest is None else longest
 

@@ -212,8 +212,9 @@ def load_swapped(
         options: for ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        InputError: the model was not swapped, or had its own encoding in every layer; its ``locant`` entry is damaged,
-            or the parameters of its encoding are missing; or the folder has custom code, pickles or incomplete files.
+        InputError: the model was not swapped, or had its own encoding in every layer. Or its ``locant`` entry is
+            damaged, or the parameters of its encoding are missing. Or the folder has custom code, pickles or incomplete
+            files.
     """
     require("transformers", "loading a swapped model")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM

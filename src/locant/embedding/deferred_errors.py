@@ -1,8 +1,8 @@
 """Report ids without a row that were looked up on a GPU, without making the host wait.
 
 An id without a row is an error. On a GPU, a failed assertion on the device would make it unusable for the process, and
-a check before every look-up would make the host wait. So the device records the first token without a row, and the host
-reads the record when it has arrived: at a later call, or when the caller waits for it.
+a check before every look-up would make the host wait. So the device records the first token without a row. The host
+reads the record when it has arrived, at a later call or when the caller waits for it.
 """
 
 from __future__ import annotations

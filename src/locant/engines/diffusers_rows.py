@@ -42,9 +42,9 @@ class Transformer:
             ladder over the head and alternating axes.
         axes: the index of each axis, from ``t h w l``: frame, row, column, layer.
         scalings: a function of the configuration that returns a scaling for each axis.
-        grid: a function that returns, for some axes, a function from a frame, row or column to its position. On other
-            axes these numbers are the positions.
-        text: the axes on which text tokens are counted. They are at 0 on the others. ``None`` if the model does not
+        grid: a function that returns, for some axes, a function from the number of a frame, row or column to its
+            position. On other axes the number is the position.
+        text: the axes on which text tokens are counted. On the other axes they are at 0. ``None`` if the model does not
             rotate text with the image.
         text_from: the index of the first text token, or a function that returns it.
         text_last: whether text comes after the image in the sequence.
@@ -86,7 +86,7 @@ def _read_dims(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
 
 
 def _shares(count: int, of: int = 1) -> Callable[[Config], Sequence[int]]:
-    """Return a function that gives axes equal shares of the head, or of its ``1 / of`` part."""
+    """Return a function that gives axes equal shares of the head, or of ``1 / of`` of the head."""
     return lambda config: [head_dim_of(config) // of // count] * count
 
 

@@ -1,4 +1,4 @@
-"""Read the position encoding that llama.cpp uses with a GGUF file, and compare it with a configuration.
+"""Read the position encoding that llama.cpp uses for a GGUF file, and compare it with a configuration.
 
 The metadata of a file is incomplete. The code of llama.cpp decides by architecture which dimensions form a pair. The
 factors of LongRoPE depend on the allocated context, not on the text. Dynamic scaling has no key. For YaRN, llama.cpp
@@ -224,7 +224,10 @@ class _Fields:
         return largest
 
     def factors(self, name: str, num_pairs: int) -> tuple[float, ...] | None:
-        """Return a divisor for each pair, from the tensor with this name. The file has one tensor, or one per layer."""
+        """Return a divisor for each pair, from the tensor with this name.
+
+        A file has one such tensor, or one per layer.
+        """
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
                 values = self.dequantise(tensor).ravel()

@@ -1,4 +1,4 @@
-"""Reuse cached keys at other positions, when a cached text follows another text or moves up in a conversation.
+"""Reuse cached keys at other positions, if a cached text follows another text or moves up in a conversation.
 
 Two rotations are equal to one rotation by the sum of their angles, so keys move by one more rotation, which is the same
 for all tokens of a span. Values do not change. One error remains: in every layer but the first, keys and values depend
@@ -76,7 +76,7 @@ def move_cache(
         latent_layout: the layout of cached keys in multi-head latent attention, where `transformers` caches the rotated
             part as values. Use ``"half"`` for DeepSeek-V3 and models with its code, which sorts dimensions before it
             rotates, so that ``rope_interleave`` does not matter. Use ``"interleaved"`` for DeepSeek-V2. It is required
-            for such models, because the wrong layout silently causes errors of 7.
+            for such models, because the wrong layout silently gives wrong keys.
 
     Raises:
         LocantError: the cache is quantised, or has other rotated states. Or the encoding is not rotary, or is one
@@ -140,7 +140,7 @@ def _checked_move(keys: Tensor, rotary: Rotary, by: object, spans: Spans | None,
 
 
 def _encoding_of_keys(encoding: Any) -> Rotary | None:
-    """Return the encoding of keys of one layer that are passed as a tensor."""
+    """Return the encoding of one layer's keys, which are passed as a tensor."""
     encodings = encoding if isinstance(encoding, (PositionEncoding, list, tuple)) else _encodings_of_model(encoding)
     if isinstance(encodings, (list, tuple)) and len({repr(each) for each in encodings}) != 1:
         raise LocantError(

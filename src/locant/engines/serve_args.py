@@ -123,7 +123,10 @@ def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]
 
 
 def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
-    """Return the changed keys, nested as in the configuration, with all rope parameters, as servers replace all."""
+    """Return the changed keys, nested as in the configuration.
+
+    They include all rope parameters, because servers replace all of them.
+    """
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":

@@ -83,8 +83,8 @@ class State:
     ) -> int:  # fmt: skip
         """Read an integer. With `even`, it must be even. With `log`, the slider moves by factors.
 
-        `follows` means that the limits depend on other settings. If a change of those puts the number outside
-        its limits, it becomes the nearest limit.
+        `follows` means that the limits depend on other settings. If these settings put the number outside its limits,
+        it becomes the nearest limit.
         """
         value = self._number(name, default, int)
         if follows and isinstance(value, int):

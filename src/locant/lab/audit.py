@@ -5,10 +5,10 @@ model reads one text under each plausible hypothesis about its positions. The lo
 first, a hypothesis differs from the configuration in one thing. If a hypothesis clearly fits better, the search
 continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A hypothesis is dropped once it is clearly worse than the best so far, but not before two windows were measured. It is
-clearly worse if the mean of the paired differences over parts of 32 tokens exceeds 0 by more than the margin of a 95 %
-interval by Student's t. The interval holds for all looks at all hypotheses of one round at once (Bonferroni). The
-configuration and the hypotheses near the best are always measured in full, and the verdict compares whole windows.
+A hypothesis is dropped if it is clearly worse than the best so far, but not before two windows are measured. It is
+clearly worse if the mean of the paired differences, over parts of 32 tokens, exceeds the half-width of a 95 % interval
+by Student's t. The interval holds for all looks at all hypotheses of one round at once (Bonferroni). The configuration
+and the hypotheses near the best are always measured in full, and the verdict compares whole windows.
 
 The audit costs one forward pass over the text for the configuration and for each hypothesis with a similar loss. It
 costs an eighth of a pass for most of the other 14 hypotheses. Each error in the configuration adds the same cost again.
@@ -67,7 +67,7 @@ ROTARY: Mapping[str, tuple[Any, ...]] = {
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
 }
-"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
+"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen, Mistral, Yi, and models for a million tokens.
 
 The scalings are the most common ones.
 """
@@ -172,7 +172,7 @@ class _AnySubject(ABC):
         return own.replace(**options)
 
     def positions_key(self, hypothesis: Hypothesis) -> Sequence[object]:
-        """Return a key that is equal for two hypotheses if both compute the same positions."""
+        """Return a key that is equal for two hypotheses that compute the same positions."""
         rotaries = (repr(self.rotary(own, hypothesis)) for own in self.own.values())
         return hypothesis.layout or self.layout, hypothesis.slopes, *rotaries
 
@@ -270,7 +270,7 @@ def audit(
     - ``"fits"``: no other hypothesis is better than the configuration or within noise of it;
     - ``"another fits"``: another hypothesis is clearly better than the configuration;
     - ``"cannot tell"``: other hypotheses are within noise of the configuration, and none is better;
-    - ``"not explained"``: the best hypothesis predicts the text no better than counting words does, so the weights have
+    - ``"not explained"``: the best hypothesis predicts the text no better than counting words does. The weights have
       a convention that is not among the hypotheses, or they are broken, or the text is of another kind;
     - ``"nothing to find"``: the model has no positions that can be read in another way.
 
@@ -414,10 +414,10 @@ class _Search:
                 self.left_out[hypothesis.name] = error.cause
 
     def _measure_windows(self, hypothesis: Hypothesis, waiting: int, looks: int) -> None:
-        """Measure a hypothesis, until it is clearly worse than the best so far.
+        """Measure a hypothesis, but stop when it is clearly worse than the best so far.
 
         Args:
-            waiting: the number of hypotheses that come after it.
+            waiting: the number of hypotheses that come after this one.
             looks: the number of looks at all hypotheses of this round.
         """
         usual = max(MIN_WINDOWS, self.most // 4)

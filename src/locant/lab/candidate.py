@@ -1,4 +1,4 @@
-"""The candidates of a comparison: an encoding, its scaling beyond the trained length, and its positions."""
+"""A candidate of a comparison: an encoding, its scaling beyond the trained length, and its positions."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ THREAD_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = 
         lambda: torch.is_autocast_enabled("cpu"), lambda is_on: torch.set_autocast_enabled("cpu", is_on),
     ),
 }  # fmt: skip
-"""Settings of torch that change the results of other code, with functions that read and set each one.
+"""Settings of torch that change the results of other code, with functions that read and set each setting.
 
-They do not include seeds, because each model is built from its own seed, and nothing is drawn from torch's generators
+Seeds are not among them, because each model is built from its own seed, and nothing is drawn from torch's generators
 after that.
 """
 
@@ -117,7 +117,7 @@ class Candidate:
 
     @property
     def source(self) -> str:
-        """The SHA-256 of the file with the encoding, or an empty string for a registered encoding."""
+        """The SHA-256 of the Python file with the encoding, or an empty string for a registered encoding."""
         return _module_of(self.encoding)[1] if ".py:" in self.encoding else ""
 
     def build(self, shape: ModelShape) -> PositionEncoding:

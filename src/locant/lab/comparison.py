@@ -1,4 +1,4 @@
-"""Compare encodings beyond their trained lengths, with many trainings and the measurements of each.
+"""Compare encodings beyond their trained lengths. A comparison consists of many trainings and their measurements.
 
 A comparison is a table of trainings. It has a training for every encoding and every seed, on a text, on generated
 tasks, or both. The trainings do not depend on one another, so each may run anywhere and at any time, and a training in
@@ -89,8 +89,8 @@ def compare(
         ray: the address of a Ray cluster to train on, or ``"local"`` for a new one with a process for each of torch's
             threads.
         finished: the records of an earlier call with these settings. They are not measured again.
-        on_plan: called before the first training with the results so far and an estimate of the seconds that the rest
-            takes at most. For the estimate, some steps of each encoding are timed.
+        on_plan: called before the first training, with the results so far and the most seconds that the rest may take.
+            For this estimate, some steps of each encoding are timed.
         on_progress: called after every step, in the thread of the training, one call at a time. It is not called with
             Ray.
         on_record: called with all results so far after every training, in the thread of the caller.
@@ -201,12 +201,12 @@ class _Table:
         return [each for each in rated if any(key not in self.records for key in self._keys(each))]
 
     def _keys(self, training: Training) -> list[Training]:
-        """Return the keys of a training's records, one for each candidate that the training serves."""
+        """Return the keys of a training's records, with one key for each candidate that uses the training."""
         rated = self._with_best_rate(training)
         return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
     def _with_best_rate(self, training: Training) -> Training:
-        """Set the best rate that was tried for the encoding of a training, or the first rate if none was tried."""
+        """Set the best rate that was tried for the encoding of a training. If no rate was tried, set the first rate."""
         if training.seed == SWEEP_SEED:
             return training
         name = candidates(training, self.settings)[
@@ -323,7 +323,9 @@ def compare_files(
 
 
 def _read_earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
-    """Return the settings, with the steps that an earlier call chose by its minutes, and the records of that call.
+    """Return the settings and the records of an earlier call.
+
+    The settings have the steps that this call chose by its minutes.
 
     The new call may ask for more encodings, tasks or seeds, because trainings do not depend on one another.
     """
@@ -364,7 +366,7 @@ def _require_fit(settings: Settings, text: Mapping[str, Any], records: Sequence[
 
 
 def _with_others(results: Results, finished: Sequence[AnyRecord]) -> dict[str, Any]:
-    """Return the results, ready for JSON, with the records of an earlier call that this one did not ask for."""
+    """Return the results, ready for JSON, including records of an earlier call that this call did not ask for."""
     keys = {(each.task, each.encoding, each.seed, each.rate) for each in results.records}
     others = [each for each in finished if (each.task, each.encoding, each.seed, each.rate) not in keys]
     whole = dataclasses.replace(results, records=(*results.records, *others)).to_dict()

@@ -20,7 +20,7 @@ from locant.positions import PositionEncoding, Positions
 class Decoder(nn.Module):
     """A decoder with an `InputEmbedding`, pre-norm blocks of attention and MLP, and the token table as its head.
 
-    One encoding serves the embedding and all layers, so any encoding can take the place of any other.
+    One encoding serves the embedding and all layers, so any encoding can replace any other.
 
     Args:
         keys_are_values: whether each layer has one projection for keys and values. Its rotated keys are then also its

@@ -1,4 +1,4 @@
-"""Measure the loss of a trained model with other position encodings by length and position, and its recall.
+"""Measure the loss of a trained model with other position encodings, by length and position, and its recall.
 
 The same weights read the same text with each encoding. Nothing is trained. Every length reads the same tokens, in
 adjacent windows. The number of windows limits the work, and finished measurements are not repeated. Logits are in
@@ -7,8 +7,8 @@ memory for a few hundred tokens at a time, so memory depends on the length only 
 Recall is measured with a number at some depth of a row. The number is a pass key among filler, or the value of one of
 many keys. A pass key is easy to recall, because nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv
 2305.16300). Values are harder, because the whole row looks like them (Liu et al. 2023, arXiv 2307.03172). The two tasks
-are from RULER (see `locant.lab.ruler`) except for their depths, and a number counts as recalled only if the model
-writes nothing before it.
+are from RULER (see `locant.lab.ruler`), except for their depths. A number counts as recalled only if the model writes
+nothing before it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ TRIAL_TOKENS = 8
 """The number of tokens in the first test of each encoding."""
 
 WINDOWS_PER_ANSWER = 2
-"""The time of an answer, in windows of the row's length. The model reads the row and writes some tokens."""
+"""The time of an answer, as a multiple of the time of a window of the row's length.
+
+The model reads the row and writes some tokens.
+"""
 
 Questions = Mapping[tuple[str, int, float | None], Sequence[ruler.Prompt]]
 """Rows by task, length and depth: the tasks of `KEYS`, and other tasks of RULER with depth ``None``."""

@@ -55,7 +55,8 @@ def search_factors(
     Args:
         folder: the model, with its weights and tokenizer.
         extension: the model's configuration, extended by ``longrope``. The search begins with its factors.
-        record: the file of measurements. It is rewritten after each measurement. The file of another search is refused.
+        record: the file of measurements. It is rewritten after each measurement. The file of another search raises an
+            error.
         windows: the largest number of windows, from the beginning of the text.
         device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
 
@@ -160,7 +161,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
 
 
 def _first_generation(extension: Extension) -> list[Factors]:
-    """Return the factors of the first generation, from YaRN's ramp, NTK's powers of the factor, and interpolation."""
+    """Return the first generation: factors of YaRN's ramp, NTK's powers of the factor, and interpolation."""
     start: Any = extension.rotary[1].scaling
     ramp, factor = start.long_factor, extension.to / extension.trained
     last = max(1, len(ramp) - 1)

@@ -53,7 +53,10 @@ MAX_LOGITS = 2**25
 """The largest number of logits in memory at once when nothing is trained."""
 
 MARGIN = 2**25
-"""The number of parameters by which a configuration may exceed twice the files' numbers before an error is raised."""
+"""The number of parameters that a configuration may have in addition to twice the numbers in the files.
+
+More are an error.
+"""
 
 CAUSAL = "AutoModelForCausalLM"
 KINDS = (CAUSAL, "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
@@ -121,7 +124,7 @@ def load_model(
     Args:
         folder: a folder that `save_pretrained` wrote, with safetensors. The model may have been saved while it was
             swapped.
-        config: a configuration with other positions, which replaces the one in the folder.
+        config: a configuration with other positions, which replaces the configuration in the folder.
         dtype: one of `DTYPES`.
     """
     path = Path(folder)
@@ -181,7 +184,10 @@ def auto_class(config: Any) -> str | None:
 
 @torch.no_grad()
 def _require_that_runs(path: Path, model: Any, device: torch.device) -> Any:
-    """Return the model after it has read one token in training mode. Some values of a configuration fail only then."""
+    """Return the model after it has read one token in training mode.
+
+    Some wrong values of a configuration fail only in this step.
+    """
     model.to(device)
     with _translate_errors(path), preserve_random_state(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
@@ -233,7 +239,7 @@ def silence_transformers() -> Generator[None]:
 def _translate_errors(
     what: object, remedy: str = "use a model in safetensors, as save_pretrained writes it"
 ) -> Generator[Any]:
-    """Provide transformers, and turn any error that it raises about a folder or a configuration into one line."""
+    """Yield `transformers`, and turn any error that it raises about a folder or a configuration into one line."""
     with silence_transformers():
         import transformers
 
@@ -264,7 +270,7 @@ def stated_length(config: Any) -> int:
 def fingerprint(folder: str | Path) -> str:
     """Return a hash of the contents of the configuration and the weight files, following links.
 
-    Dates and sizes would not be enough, because new weights in the same file have the size of the old weights. The
+    Dates and sizes are not enough, because new weights in the same file have the size of the old weights. The
     tokenizer has a separate fingerprint.
 
     The files are read once, several at a time. This takes about a second for each gigabyte or two.

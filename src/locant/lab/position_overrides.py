@@ -1,9 +1,9 @@
 """The values of `--with`, which replace the positions of a trained model.
 
-``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` removes positions. ``drope``
-is another name for ``nope``, after a recipe. ``yarn:4`` and other scalings stretch the model's encoding by a factor.
-``self-extend:8`` with a group size, ``rerope`` and ``dual-chunk`` treat far tokens differently from near tokens. Any
-other value is a name in `locant list`.
+``own`` keeps the model's positions, and ``exact`` computes them with exact angles. ``nope`` removes positions.
+``drope`` is another name for ``nope``, after a recipe. ``yarn:4`` and other scalings stretch the model's encoding by a
+factor. ``self-extend:8`` with a group size, ``rerope`` and ``dual-chunk`` treat far tokens differently from near
+tokens. Any other value is a name in `locant list`.
 """
 
 from __future__ import annotations
@@ -83,21 +83,24 @@ class PositionOverride:
 
     @property
     def is_scaling(self) -> bool:
-        """Whether this is a scaling of the model's own encoding."""
+        """Whether this override scales the model's own encoding."""
         return self.name in STRETCHES
 
     @property
     def is_built_from_rotary(self) -> bool:
-        """Whether this is built from the model's own rotary encoding."""
+        """Whether this override is built from the model's own rotary encoding."""
         return self.is_scaling or self.name in ROTARIES_BY_CLASS
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
+        """Whether this override is only for reading.
+
+        Models cannot be trained with it, and folders cannot contain it.
+        """
         return self.name in ("exact", *ROTARIES_BY_CLASS)
 
     def stretched_length(self, trained: int) -> int:
-        """Return the length to which this stretches a model, which is the trained length without a scaling."""
+        """Return the length to which this override stretches a model. Without a scaling, it is the trained length."""
         return round(trained * self.factor) if self.is_scaling and self.factor else trained
 
     def encoding(

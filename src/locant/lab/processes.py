@@ -54,7 +54,10 @@ def join_process_group(device: str = "auto") -> Generator[str]:
 
 
 def _num_launched() -> int:
-    """Return the number of processes that a launcher started. A scheduler may set some of the variables on its own."""
+    """Return the number of processes that a launcher started.
+
+    A scheduler alone may set some of these variables, but not all.
+    """
     variables = [os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")]
     return int(variables[0]) if all(variables) and variables[0].isdecimal() else 1
 

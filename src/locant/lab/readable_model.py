@@ -1,4 +1,4 @@
-"""A common interface for measuring the trained language models in both kinds of folders.
+"""A common interface to measure the trained language models in two kinds of folders.
 
 A folder contains a decoder of `locant train` or a causal language model of `transformers`. Either kind of model can
 read a text with its own positions or with another encoding. Nothing is trained.
@@ -42,7 +42,7 @@ class ReadableModel(ABC):
 
     @abstractmethod
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
-        """Return a module with a method `losses` like the one of `Decoder`."""
+        """Return a module with a method `losses` like `Decoder.losses`."""
 
     @abstractmethod
     def require_positions(self, longest: int) -> None:
@@ -54,7 +54,7 @@ class ReadableModel(ABC):
 
     @abstractmethod
     def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        """Read with this encoding, or with the model's encoding in exact angles, until the block ends."""
+        """Use this encoding, or the model's encoding with exact angles, until the block ends."""
 
 
 class _TransformersModel(ReadableModel):

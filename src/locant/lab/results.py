@@ -1,7 +1,7 @@
 """The results of an experiment: its records, settings and environment.
 
-The results include everything that decides the outcome. So `changed_settings` recognises a different run, and a run
-that was stopped keeps its records and continues. `locant.lab.resume_state` saves the state of a single training.
+The results include everything that decides the outcome. So `changed_settings` recognises a different run, and a stopped
+run can keep its records and continue. `locant.lab.resume_state` saves the state of a single training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMA = 2
 """The version of the format of `RESULTS`. The first version had no tasks and no version number."""
 
 ROUNDED = 1e-6
-"""The largest distance by which rounding may move a mean beyond the smallest or the largest of its values."""
+"""The largest distance by which rounding may move a mean below its smallest value or above its largest value."""
 
 RECORD = "tuning.json"
 """The file that `tune` writes into the folder of the model."""

@@ -1,4 +1,6 @@
-"""Save the state of a training that can be killed at any moment in a safetensors file, which is replaced as a whole.
+"""Save the state of a training in a safetensors file, which is replaced as a whole.
+
+The training can be killed at any moment.
 
 The file contains the weights, the moments of the optimizer and the states of the random generators. Everything that is
 not a tensor is JSON in the header of the file.

@@ -4,9 +4,9 @@ The tasks, their sizes, the number of written tokens and the score are the same 
 are different, so scores are similar to the published scores but not equal. The model always writes the most probable
 token. The score of a row is the share of its answers that the written text contains.
 
-A truncated row cannot be answered, and a score of zero does not show the reason. So no row is truncated: it is the
-longest row that fits together with the tokens to write. A row is refused if its tokens do not spell all of it. A model
-is refused if it reads fewer tokens than it is given. Chat templates are not used.
+A truncated row cannot be answered, and a score of zero does not show the reason. So no row is truncated. Each row is
+the longest that fits together with the tokens to write. It is an error if the tokens do not spell the whole row, or if
+the model reads fewer tokens than it is given. Chat templates are not used.
 """
 
 from __future__ import annotations
@@ -138,7 +138,10 @@ def _with_example(example: Question, shown: Callable[[Sequence[str]], str], ques
 
 
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
-    """Return a question about coded words. Their frequencies are proportional to 1 / k². The first is dots."""
+    """Return a question about coded words.
+
+    Their frequencies are proportional to 1 / k². The most frequent word is dots.
+    """
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
     items = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]

@@ -47,10 +47,10 @@ def generate(
         temperature: scores are divided by the temperature before the softmax. 0 takes the most probable token.
         top_k: draw only from the `top_k` most probable tokens.
         seed: the seed of the draws. The same seed gives the same tokens.
-        max_seq_len: the largest number of tokens that the model reads. Of a longer row, it reads the last tokens, with
-            positions from 0. Default: no limit for a `Decoder`. For another module, the number that it or its
-            configuration states as ``block_size``, ``context_length``, ``max_seq_len``, ``max_position_embeddings``,
-            ``n_positions`` or ``n_ctx``, if there is one.
+        max_seq_len: the largest number of tokens that the model reads. If a row is longer, the model reads only its
+            last tokens, with positions from 0. Default: no limit for a `Decoder`. For another module, the number that
+            it or its configuration states as ``block_size``, ``context_length``, ``max_seq_len``,
+            ``max_position_embeddings``, ``n_positions`` or ``n_ctx``, if there is one.
 
     Raises:
         RangeError: there are more tokens than a table of learned positions has rows, or than the model can read.

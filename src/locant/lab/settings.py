@@ -37,7 +37,7 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"d_model": 192, "num_layers": 4, "num_heads": 6},
     "medium": {"d_model": 512, "num_layers": 8, "num_heads": 8},
 }
-"""Decoders of 0.1 to 0.15, 1.8 and 25 million parameters besides their embeddings."""
+"""Decoders of 0.1 to 0.15, 1.8 and 25 million parameters, without their embeddings."""
 
 SUITES: dict[str, dict[str, Any]] = {
     "v1": {
@@ -46,7 +46,10 @@ SUITES: dict[str, dict[str, Any]] = {
         "rates": (0.5, 1.0, 2.0),
     },
 }
-"""The settings that each suite fixes. The others have defaults. The first task is the hardest and chooses the rates."""
+"""The settings that each suite fixes.
+
+Other settings have defaults. The first task is the hardest and chooses the rates.
+"""
 
 CHECKS: dict[str, Callable[..., Any]] = {
     "int": partial(whole, low=1),

@@ -1,14 +1,14 @@
 """Decide whether a difference is clear. At most one in twenty comparisons of equal encodings finds a clear difference.
 
-All intervals of the lab are two-sided and use Student's t. If several intervals hold together, each is widened by
+All intervals of the lab are two-sided and use Student's t. If several intervals must hold at once, each is widened by
 Bonferroni's rule. The best encoding is chosen among all encodings, so all pairs of encodings count.
 
 The spread over seeds is pooled over all encodings in a comparison, as in an analysis of variance, because two or three
 seeds of one encoding are too few to estimate it. If an encoding has a larger spread, its own deviation is used.
 
 The limit of one in twenty holds for normal distributions with equal spreads. In simulations, the share was 7 % for two
-encodings of two seeds with shares of right rows near 0 and 1. It was up to 12 % if a single encoding spreads much more
-than the others, and 10 to 29 % if that encoding also has fewer seeds.
+encodings with two seeds each, if the share of right rows was near 0 or 1. It was up to 12 % if one encoding had a much
+larger spread than the others, and 10 to 29 % if that encoding also had fewer seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEVEL = 0.05
 
 
 def tail(comparisons: int = 1) -> float:
-    """Return the share beyond one end of an interval if `comparisons` intervals hold together."""
+    """Return the probability beyond one end of an interval if `comparisons` intervals must hold at once."""
     return LEVEL / 2 / comparisons
 
 

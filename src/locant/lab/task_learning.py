@@ -1,14 +1,14 @@
 """Train a decoder on a task, on rows of every length up to the trained length, until it has learned them.
 
-Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW trains all other parameters. With both
+Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW trains all other parameters. With the two
 optimizers, two layers with rotary positions learn to recall 12 pairs in 600 steps. With AdamW alone, they do not learn
 it in 1 500 steps.
 
 The learning rate is constant until half of the longest trained rows are right, or until two thirds of the steps are
-taken. Then it falls to zero in the same number of steps. If not enough rows are right at the end, the rate starts again
-at half of its first value and falls until the last step. So a model that learns more slowly takes more steps, and their
-number is recorded. With a constant high rate, every fifth row of 12 symbols would be copied with a mistake for another
-thousand steps.
+taken. Then it falls to zero in as many steps. If not enough rows are right at the end, the rate restarts at half of its
+first value and falls until the last step. So a model that learns more slowly takes more steps, and their number is
+recorded. With a constant high rate, every fifth row of 12 symbols would be copied with a mistake for another thousand
+steps.
 """
 
 from __future__ import annotations

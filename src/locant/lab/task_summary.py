@@ -1,9 +1,9 @@
 """Summarise the records of tasks: the effective length of each encoding, and clear differences between encodings.
 
 A model that has not learned the trained length allows no conclusion. The effective length of a training is the longest
-measured length up to which nine of ten rows are right at every length beyond the trained length (the term is from Hsieh
-et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is a summary from Kazemnejad et al. 2023 (arXiv
-2305.19466). It is 1 for an encoding that is the best in each task.
+measured length up to which, at every length beyond the trained length, nine of ten rows are right. The term is from
+Hsieh et al. 2024 (arXiv 2404.06654). The mean reciprocal rank over tasks is a summary from Kazemnejad et al. 2023
+(arXiv 2305.19466). It is 1 for an encoding that is the best in each task.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Score:
 
         The difference between the means has to exceed its 95 % interval over seeds. It also has to exceed the widest
         possible 95 % interval for shares of `ROWS` rows per length. The two intervals hold at once for all pairs of the
-        encodings `among` which these two were chosen (`locant.lab.significance`). With one seed, no difference is
-        clear.
+        encodings in `among`, from which these two were chosen (`locant.lab.significance`). With one seed, no difference
+        is clear.
         """
         if min(self.num_learned, other.num_learned) < 2:
             return False

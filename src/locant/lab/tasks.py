@@ -1,7 +1,7 @@
 """Generated tasks. Their rows can have any length, the right answer is known, and no text is needed.
 
 A row consists of a prompt and an answer, as small numbers. A model reads the whole row. It is trained and measured on
-those tokens of the answer that count. The tokens before them determine these tokens. A row is right if the model finds
+the tokens of the answer that count. Each of them follows from the tokens before it. A row is right if the model finds
 each of these tokens the most probable. If all tokens of an answer count, the model would also write a right answer by
 itself.
 

@@ -110,11 +110,11 @@ class CountingLosses(NamedTuple):
 
 
 def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> CountingLosses:
-    """Return the losses of counting. The targets are the same as in `losses_in_windows` at any length.
+    """Return the losses of counting. Its targets are the targets of `losses_in_windows` at any length.
 
-    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them. With d
-    different tokens among n, it is d / (n + d). For unigrams it is shared equally, and for bigrams in proportion to the
-    unigram shares.
+    All tokens share the probability that Witten & Bell (1991, method C) reserve for tokens that did not occur. If d
+    different tokens occurred among n, it is d / (n + d). For unigrams, it is shared equally. For bigrams, n and d count
+    the tokens after the given token, and it is shared in proportion to the unigram probabilities.
 
     >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
     >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14

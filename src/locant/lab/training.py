@@ -1,4 +1,4 @@
-"""Run one training of a comparison, of a decoder with an encoding on a text or a task, and all its measurements.
+"""Run one training of a comparison, and all its measurements. It trains a decoder with an encoding on a text or a task.
 
 The numbers depend only on the arguments, so they are the same in every process on every machine.
 """
@@ -58,7 +58,7 @@ class Text(NamedTuple):
                 "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
     def for_choice(self) -> Text:
-        """Return only the training part, and hold out its end. This end is as long as the held-out part."""
+        """Return only the training part, and hold out its end, which is as long as the held-out part."""
         return self._replace(
             training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
         )
@@ -148,7 +148,7 @@ def run(training: Training, settings: Settings, text: Text | None, on_step: OnSt
 
 
 def cost(training: Training, settings: Settings, text: Text | None) -> Cost:
-    """Estimate the cost of a training by timing some steps, and all or a part of the measurements."""
+    """Estimate the cost of a training by timing some steps, and all or some of the measurements."""
     learner = _learner(training, settings, text)
     return Cost(_step_seconds(learner), learner.seconds(candidates(training, settings)))
 

@@ -76,15 +76,15 @@ STEPS = 400
 """The number of steps in YaRN's recipe."""
 
 HELD_OUT_WINDOWS, HELD_OUT_TIMES = 16, 10
-"""The number of windows of the held-out loss, and how often it is measured after the first step. It is measured less
-often if it would read more windows than the training.
+"""The number of windows for the held-out loss, and how often the loss is measured after the first step. It is measured
+less often if measuring would read more windows than the training.
 """
 
 LOGITS = 2**27
 """The largest number of logits in memory in training, unless a single window has more. They take most of the memory."""
 
 MIN_LENGTH = 16
-"""The smallest number of first tokens of a window whose mean loss is recorded."""
+"""The smallest length whose loss is recorded: the mean loss over that many first tokens of the windows."""
 
 SAVE_SECONDS = 60.0
 SHARE = 0.7
@@ -162,7 +162,8 @@ def tune(
     `locant.checkpoints.load_swapped`. Weights are trained in float32 and written in their original dtypes. Until the
     run is finished, its state is kept in the folder ``OUTPUT-unfinished``.
 
-    If `torch.distributed` is initialized, all processes call this function, and each trains on its part of every batch.
+    If `torch.distributed` is initialized, all processes must call this function. Each process trains on its part of
+    every batch.
 
     Args:
         folder: a model in safetensors, with its tokenizer.
@@ -287,7 +288,10 @@ def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: 
 
 
 def _state_length(config: Any, length: int) -> None:
-    """Raise the length that the configuration states, except with a scaling, because some frequencies depend on it."""
+    """Raise the length that the configuration states.
+
+    With a scaling, do not change it, because some frequencies depend on it.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # flat, or by type of layers
     scaled = any(each.get("rope_type", "default") != "default" for each in ropes)

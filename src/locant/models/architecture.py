@@ -1,6 +1,6 @@
 """The row of an architecture: the form in which every family of this package describes its models.
 
-The layout of a model is in its code and not in its configuration, and so are the defaults of missing keys. Rows were
+The layout of a model and the defaults of missing keys are in its code, not in its configuration. Rows were
 written from the code of `transformers`, and ``tests/models/`` compares them with it.
 """
 
@@ -156,7 +156,7 @@ class Architecture:
             ``None`` if they have the rotary positions of `rotary`. Without it, all layers have rotary positions.
         layer_types: a function of the configuration that returns the kinds of layers whose encodings differ. Without
             it, these are the kinds that have their own rope parameters.
-        default_layer_type: the kind to use if the caller names none.
+        default_layer_type: the kind to use if the caller does not name one.
         kinds_by_layer: a function of the configuration that returns the kind of each layer in order, for models whose
             ``layer_types`` have other names, or may be missing.
         full_attention_every: a number n. If a configuration with a window has no ``layer_types``, the last of every n

@@ -1,4 +1,4 @@
-"""Speech and sound: encoders with other keys that rotate like Llama or GPT-J, or that use convolutions."""
+"""Speech and sound: encoders that rotate like Llama or GPT-J but have other keys, or that use convolutions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ GATED = "each layer multiplies the bias of a query by a gate for each head, whic
 
 
 def _row_with_default_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
-    """Return a row of a class with default rope parameters, which override all keys outside them."""
+    """Return a row for a class with default rope parameters. These override all keys outside them."""
     return rotary_row(
         max_seq_len=max_seq_len,
         keys=RotaryKeys(layout=layout, share_keys=SHARE),

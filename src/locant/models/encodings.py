@@ -47,7 +47,7 @@ def encoding_from_config(
             ``"vision_config"``. See `encodings_by_layer` for one encoding per layer.
         angles: the precision of rotary angles. See `Rotary`.
         layout: the layout of rotary positions, for converted weights. Default: the layout of the architecture.
-        allow_no_rotation: whether to accept the two models whose code turns the members of a pair by different angles
+        allow_no_rotation: whether to accept the two models whose code uses a different angle for each member of a pair
             (HunYuan-VL, V-JEPA 2). A warning then states by how much lengths change.
 
     Raises:
@@ -300,7 +300,7 @@ def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architectu
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:
-    """Return the kinds of layers whose encodings differ, as `encoding_from_config` takes them. Empty if all are equal.
+    """Return the kinds of layers whose encodings differ, or an empty tuple if all are equal.
 
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')
@@ -323,7 +323,10 @@ def _read_with_kinds(config: Config | object) -> tuple[dict[str, Any], Architect
 
 
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
-    """Return the `layer_types` that have rotary positions, or ``(None,)`` if all layers have the same."""
+    """Return the `layer_types` with rotary positions.
+
+    ``(None,)`` means all layers, and an empty tuple means no layer.
+    """
     values, architecture = _read_with_kinds(config)
     kinds = _layer_types(values, architecture) or (None,)
     return tuple(kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None)

@@ -1,7 +1,7 @@
-"""Learned grids: a row for each patch of an image, after rows for class tokens, added to the patches.
+"""Learned grids, added to the patches of an image: rows for class tokens, then a row for each patch.
 
-Models like ViT have one row before the patches, and models like SigLIP do not. For an image of another size, the table
-is resized to the grid of the image, as in `LearnedGrid`. Idefics and MiniCPM use the nearest rows instead.
+Models like ViT have one row before the rows of patches, and models like SigLIP have none. For an image of another size,
+the table is resized to the grid of the image, as in `LearnedGrid`. Idefics and MiniCPM use the nearest rows instead.
 """
 
 from __future__ import annotations

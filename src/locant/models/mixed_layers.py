@@ -43,7 +43,7 @@ KindsByLayer = Callable[[Config], tuple[str, ...]]
 
 
 def windowed_kinds(config: Config) -> tuple[str, ...]:
-    """Return ``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
+    """Return ``sliding_attention`` and ``full_attention`` if any layer has a window (Cohere 2, Exaone 4)."""
     window = required_value(config, "sliding_window", "'sliding_window': its width, or null if no layer has a window")
     return () if window is None else WINDOWED
 
@@ -54,7 +54,10 @@ def _nope_if(test: Callable[[Config, str | None], bool]) -> EncodingFactory:
 
 
 def nope_in_full_attention(*, rotary_without_windows: bool) -> EncodingFactory:
-    """Give rotary positions to layers of sliding attention only. Without windows, all layers are rotated, or none."""
+    """Give rotary positions only to layers with sliding attention.
+
+    Without windows, all layers are rotated, or none is.
+    """
     return _nope_if(
         lambda config, kind: kind == "full_attention" if windowed_kinds(config) else not rotary_without_windows
     )
@@ -65,7 +68,7 @@ nope_if_full = _nope_if(lambda config, kind: kind == "full_attention")
 nope_if_without = _nope_if(lambda config, kind: kind == "without")
 """The positions of the kinds in `listed_kinds` and ``layer_rope_theta``."""
 nope_unless_sliding = _nope_if(lambda config, kind: kind != "sliding_attention")
-"""The positions of LaraMini, which has a third kind of layers."""
+"""The positions of LaraMini, whose layers have a third kind."""
 nope_for_granite = _nope_if(lambda config, kind: config.get("position_embedding_type") != "rope")
 nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", required_value(config, "use_mem_rope", OFF)))
 nope_for_olmo = _nope_if(
@@ -143,7 +146,7 @@ def all_layers(kind: str) -> KindsByLayer:
 
 
 def listed_kinds(*, default_interval: int | None = None) -> Callable[[Config], tuple[str, ...]]:
-    """Return the kinds of layers, ``with`` and ``without`` rotary positions. Empty if all layers have them.
+    """Return the kinds of layers, ``with`` and ``without`` rotary positions, or an empty tuple if all layers have them.
 
     ``no_rope_layers`` is a list with 1 for each layer that does have rotary positions. If ``no_rope_layer_interval`` is
     4, every fourth layer is not rotated. Published configurations of Llama 4 have an empty list for the default

@@ -116,10 +116,10 @@ def _row(name: str) -> Architecture:
 
 
 def flat_part(config: Config) -> str | None:
-    """Return the model type of the text part, if a composite configuration has the keys of that part at its top level.
+    """Return the model type of the text part if a composite configuration has the keys of this part at its top level.
 
-    The first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 have this form. Return ``None`` if the configuration has
-    parts, or belongs to a single model.
+    The first published files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 have this form. Return ``None`` if the
+    configuration has parts, or belongs to a single model.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or part_key(config) is not None or _row(name).rotary is not UNKNOWN:

@@ -114,7 +114,7 @@ def _written_temperature(rotary: Rotary) -> dict[str, Any]:
 
 
 def _written_share(rotary: Rotary) -> float:
-    """Return a factor for which ``int(head_dim * factor)`` is the rotary dimension, in spite of rounding."""
+    """Return a factor for which ``int(head_dim * factor)`` is the rotary dimension, despite rounding."""
     share = rotary.rotary_dim / rotary.head_dim
     return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim
 

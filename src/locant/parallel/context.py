@@ -1,7 +1,7 @@
 """Context parallelism: attention over a row whose tokens are spread over the ranks of a group.
 
 Each rank calls `attend` with the queries, keys and values of its own tokens and with their positions
-(`Positions.shard`). It gets the outputs of its tokens in attention over the whole row, and its part of every gradient.
+(`Positions.shard`). These tokens attend to the whole row. The rank gets their outputs and its part of every gradient.
 Nothing else in a model changes: parts that act on one token at a time (embeddings, rotation, norms, linear layers) need
 only the positions of the shard.
 
@@ -70,7 +70,7 @@ def attend(
     backend: BackendName = "auto",
     return_lse: bool = False,
 ) -> Any:
-    """Compute `locant.attend` over a row of which every rank of `group` has an equal part.
+    """Compute `locant.attend` over a row that is split into equal parts over the ranks of `group`.
 
     All ranks must call this together, with shards of the same length. On each rank, gradients of parameters (a learned
     bias, `sinks`) come from the rank's own queries, as in every other layer of the model. The whole gradient is the sum
@@ -80,7 +80,7 @@ def attend(
         q, k, v: tensors of this rank's tokens, rotated by `positions`. `k` and `v` may have fewer heads.
         group: the ranks that share the row, or a mesh of one dimension. Default: all ranks.
         method: how ranks communicate. It never changes what is computed. ``"ulysses"`` needs a number of heads that is
-            a multiple of the number of ranks, and it uses this rank's heads of an encoding of all heads. ``"ring"``
+            a multiple of the number of ranks. If `encoding` has all heads, each rank uses its part of them. ``"ring"``
             does not support encodings that count the keys in between (`PositionEncoding.needs_all_keys`: `Cope`).
         positions: positions of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
         k_positions: positions of all ranks, from `gather_positions`. Compute them once per forward pass to save a small
@@ -130,9 +130,10 @@ def attend(
 def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     """Return the positions of all ranks' tokens, in the order of the ranks.
 
-    All ranks raise an error if two ranks have the same token, because ``Positions.arange(local_length)`` on every rank
-    would rotate each shard as if it began the row. They also raise an error if shards have different sizes. The cost is
-    two all-gathers, one of three integers per token and one of three integers per rank.
+    All ranks raise an error if two ranks have the same token. This happens if every rank passes
+    ``Positions.arange(local_length)``, which would rotate each shard as if it began the row. They also raise an error
+    if shards have different sizes. The cost is two all-gathers, one of three integers per token and one of three
+    integers per rank.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> gather_positions(Positions.arange(4))

@@ -2,8 +2,8 @@
 
 The queries of a rank attend to the shard that the rank has, while it sends this shard and receives the next shard. The
 log-sum-exps of all shards combine their outputs (`locant.attention.merge`). The backward pass goes around the ring once
-more. With the log-sum-exp of the whole row, the gradients of one shard depend only on this shard. They are sent on with
-the shard and are complete when it is back on its own rank.
+more. With the log-sum-exp of the whole row, the gradients of one shard depend only on this shard. They travel with the
+shard and are complete when it is back on its own rank.
 
 So a rank stores its own tensors, the shard of keys and values that it uses, and the shard that arrives.
 """
@@ -42,7 +42,7 @@ class Transfer:
 
 
 class Ring:
-    """The ranks of a group in a circle."""
+    """The ranks of a group, as a ring."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -84,7 +84,7 @@ class Call:
         return [x for x in (*read, *parameters) if x is not None and x.requires_grad]
 
     def detach_features(self) -> Call:
-        """Return a call in which features are leaves, because queries and keys may share one read."""
+        """Return a call whose features are leaves, because queries and keys may share one result of `read`."""
         query, key = (
             None if x is None else x.detach().requires_grad_(x.requires_grad)
             for x in (self.positions.read.of_query, self.all_positions.read.of_key)

@@ -22,7 +22,7 @@ from locant.positions.score_bias import ByDistance, Entries, Lookup
 
 
 class DistanceBias(PositionEncoding):
-    """A bias that is a function of distance and head. A subclass writes it once, for every attention backend.
+    """A bias that is a function of distance and head. A subclass defines it once, for every attention backend.
 
     `of_distance` determines `bias`, `score_mod` for FlexAttention, and the table that attention on a CPU uses instead
     of a matrix. The table has one number per head and distance.
@@ -90,7 +90,7 @@ class DistanceBias(PositionEncoding):
         )  # fmt: skip
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
-        """Return the bias at the distances from `first` to `last` for every held head, bit for bit as in `bias`.
+        """Return the bias at the distances from `first` to `last` for every held head, with the same bits as in `bias`.
 
         >>> from locant import ALiBi
         >>> ALiBi(2).distance_table(torch.zeros(1, 2, 5, 8), -1, 2)[0]
@@ -109,8 +109,9 @@ class DistanceBias(PositionEncoding):
 class RowBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table. Every distance has a row.
 
-    A subclass writes `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
-    whether queries and whether keys have products, and `ends`, the two distances whose rows farther distances share.
+    A subclass implements `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
+    whether queries have products, whether keys have products, and `ends`. Farther distances share the rows of these two
+    distances.
     """
 
     head_dim: int

@@ -22,7 +22,7 @@ LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "p
 
 
 class TokenFeatures(NamedTuple):
-    """The features that an encoding read from hidden states, for the query and the key of each token, or ``None``."""
+    """The features that an encoding has read from hidden states, for each token's query and key, or ``None``."""
 
     of_query: Float[Tensor, "batch query heads *features"] | None = None
     of_key: Float[Tensor, "batch key heads *features"] | None = None

@@ -1,4 +1,4 @@
-"""Positions other than 0, 1, 2, .... They let models that were trained on short rows work on longer rows."""
+"""Positions other than 0, 1, 2, ..., with which models that were trained on short rows can work on longer rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def abacus(ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positio
         ids: ``seq`` or ``batch seq``.
         digits: the ids of tokens that are digits.
         offset: a number added to the places of digits.
-        positions: the positions of the tokens. A number ends with its document, and the result has the same order.
+        positions: the positions of the tokens. A number does not continue in another document. The result has the same
+            order.
 
     >>> abacus([7, 8, 0, 9], digits=range(5, 10)).index
     tensor([[1, 2, 0, 1]])

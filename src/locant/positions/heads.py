@@ -1,4 +1,4 @@
-"""The heads that a module holds: all of them, or the share of one rank under tensor parallelism.
+"""The heads that a module holds: all heads, or the share of one rank under tensor parallelism.
 
 Random parameters are drawn for all heads, and each rank keeps the values for its heads. So ranks with the same seed
 hold slices of one model.

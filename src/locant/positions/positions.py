@@ -123,7 +123,9 @@ class Positions:
     def packed(
         cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, length: int | None = None, device: Device = None
     ) -> Positions:
-        """Return the positions of several documents in one row, each counting from 0. Pass a list per row for a batch.
+        """Return the positions of several documents in one row.
+
+        Each document counts from 0. Pass a list per row for a batch.
 
         Rows are padded to `length` (default: the longest row). A document of length 0 has no token, but keeps its
         number.
@@ -140,8 +142,8 @@ class Positions:
         """Return the coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
 
         Args:
-            centred: each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell (DINOv3).
-                The coordinate is index / `denominator`, so angles stay exact.
+            centred: whether each axis goes from -1 to 1 over the whole grid, with each token in the middle of its cell
+                (DINOv3). The coordinate is index / `denominator`, so angles stay exact.
             prefix: the number of tokens (class token, registers) before the cells. Their index is 0 on all axes, so no
                 rotation changes them. Encodings of grids distinguish them from cells by place. Their places come first.
 
@@ -241,7 +243,7 @@ class Positions:
             order: ``seq`` or ``batch seq``. Default: the index, or the slot in the row if there are several axes.
             max_index: as in `after`.
             denominator: the divisor of every index. ``3`` over 2 is position 1.5. `Rotary` has exact angles for such
-                positions, and encodings that count whole tokens raise an error. If the divisor is not 1, the default
+                positions, and encodings that count whole tokens raise an error. If `denominator` is not 1, the default
                 order is the slot in the row.
         """
         max_index = checks.check_max_index(max_index)
@@ -319,7 +321,7 @@ class Positions:
 
     @property
     def order(self) -> Int[Tensor, "batch seq"]:
-        """The number that causal masks compare: a token attends to tokens of equal or smaller order."""
+        """The number that causal masks compare. A token attends to tokens of equal or smaller order."""
         return self.index if self.order_or_none is None else self.order_or_none
 
     def to(self, device: torch.device | str) -> Positions:
@@ -417,9 +419,10 @@ class Positions:
     paired = Renamed("expand_together")
 
     def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
-        """Return where documents start and the last ends in ``tokens[positions.document >= 0]``, for varlen kernels.
+        """Return the start of each document, and the end of the last one, for varlen kernels.
 
-        The dtype is int32. The length of the result depends on data, so this costs one sync on an accelerator.
+        These are int32 indices into ``tokens[positions.document >= 0]``. The length of the result depends on the data,
+        so this costs one sync on an accelerator.
 
         >>> Positions.packed([2, 3], length=6).cu_seqlens()
         tensor([0, 2, 5], dtype=torch.int32)
@@ -494,7 +497,7 @@ def positions_or_default(
 ) -> Positions:  # fmt: skip
     """Return the positions, or 0, 1, 2, ... by default. Only this function decides the default.
 
-    Raise `LocantError` if the tokens may be anywhere: for a single token, and for unequal numbers of queries and keys.
+    Raise `LocantError` if the positions are unclear: for a single token, and for unequal numbers of queries and keys.
     Both cases occur in decoding, and a wrong guess would be silent. Raise it also for an encoding with several `axes`.
     `matter` is false if no result depends on the positions.
     """

@@ -54,7 +54,7 @@ ONLY_FILLER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(FILLER)))})+")
 """Names that consist of filler, such as ``position_embedding``. Such a name counts only if it is the whole title."""
 
 ORDINARY = frozenset(("linear", "dynamic", "contextual", "polar", "llama3"))
-"""Names that are also ordinary words. Titles of other encodings and of models contain these words."""
+"""Names that are also ordinary words, which occur in titles of other encodings and of models."""
 
 _ENDS = ("", "scaling", "scaled", "scale")
 SCALING_BY_WORD = {
@@ -65,7 +65,7 @@ SCALING_BY_WORD = {
 
 
 MAX_LENGTH = 200
-"""The length of the longest text that is read as a title."""
+"""The largest number of characters of a title. Longer texts are not read as titles."""
 
 
 class Title(NamedTuple):

@@ -1,6 +1,6 @@
-"""Measure modules that add a vector to each token by its position: vectors, axis of positions, and last position.
+"""Measure modules that add a vector to each token by its position: the vectors, their axis, and the last position.
 
-A call adds a vector if the difference of its results for two inputs is the difference of the inputs, times one number.
+A call adds a vector if the difference of its results for two inputs is the difference of the inputs times one factor.
 The rest of the result is the vector.
 """
 
@@ -44,7 +44,7 @@ SHAPES = {
     (2, 0): "[seq, batch, dim]", (2, 1): "[batch, seq, dim]", (1, 0): "[seq, dim]",
     (3, 0): "[seq, batch, heads, dim]", (3, 1): "[batch, seq, heads, dim]", (3, 2): "[batch, heads, seq, dim]",
 }  # fmt: skip
-"""The shapes of tokens, by the number of axes before the last one and the axis of positions."""
+"""The shapes of tokens, by the number of axes before the last axis and by the axis of positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +292,10 @@ def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
 
 
 def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
-    """Return the encoding with these vectors, or ``None`` if there is none. Sines and cosines are read as angles."""
+    """Return the encoding with these vectors, or ``None`` if no encoding has them.
+
+    Sines and cosines are read as angles.
+    """
     width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
     if width % 2 or len(steps) < 2:
         return None

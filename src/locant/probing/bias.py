@@ -52,8 +52,9 @@ class BiasReport(Report):
             or ``None`` if there is no such ALiBi.
         buckets: the numbers of values for earlier and for later keys, if there are fewer values than distances.
         farthest: the largest distance at which buckets were measured.
-        alike: all settings of the encoding that give the same buckets up to `farthest`, empty if there is only one.
-        of_all: whether the encoding agrees at all keys that are not hidden, not only at earlier keys.
+        alike: all settings of the encoding that give the same buckets up to `farthest`. Empty if there is only one
+            setting.
+        of_all: whether the encoding agrees at all keys that are not hidden, including later keys.
         cached: whether a call with one query returns the last row of the matrix, or ``None`` if such a call fails.
         rounded: the dtype that rounds the bias to steps, so that neighbouring distances share a value.
     """
@@ -287,7 +288,7 @@ class _Buckets(NamedTuple):
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """A sort key that is smallest for the usual settings, 128 tokens and a power of two."""
+        """A sort key that is smallest for the usual settings: a `max_distance` of 128, and a power of two."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
@@ -326,7 +327,7 @@ def _starts(side: Tensor) -> list[int]:
 
 
 def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield numbers of buckets of one side, with the first and the last `max_distance` whose buckets have these starts.
+    """Yield numbers of buckets of one side, with the first and last `max_distance` that give buckets with these starts.
 
     Each bucket in the first half of T5's buckets holds one distance. So this half does not have more buckets than there
     are distances with their own value.

@@ -1,8 +1,8 @@
 """Measure the norm that a fused kernel applies to each head, and undo it to measure the rotation.
 
-Position 0 is not rotated, so it shows only the norm. We compare it with the right norm, and with the norm after every
-known mistake. Then we undo the norm: we pass tokens that become the vector to rotate when they are normed. In this way
-we measure all properties of a rotation, even if a norm comes first.
+Position 0 is not rotated, so it shows only the norm. We compare it with the right norm, and with the result of every
+known mistake. Then we undo the norm: we pass tokens whose normed values are the vectors to rotate. In this way we
+measure all properties of a rotation, even if a norm comes first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Norm:
         weight: the factor of each dimension, ``[head_dim]`` in float64, or ``[]``.
         weights: a description of the mistake in the weights, empty if there is none.
         eps: the number that is added to the mean square.
-        outside: whether eps is added to the root of the mean square instead.
+        outside: whether eps is added to the root of the mean square, and not to the mean square.
     """
 
     weight: Tensor
@@ -224,7 +224,7 @@ def _find_norm(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, p
 
 
 def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tuple[float, bool]]:
-    """Return the expected eps, 0, and each eps that the smallest tokens show, and whether it is outside of the root."""
+    """Return each possible eps, and whether it is outside of the root. Small tokens show the measured ones."""
     if bare.kind == "none":
         return [(expected, False)]
     token, normed = x[-1:], side[-1:]

@@ -1,8 +1,8 @@
 """Measure the errors of angles at positions up to 2^31 - 1, and whether angles depend on more than the position.
 
 The true angles come from the encoding that has the measured frequencies, in float64. Frequencies without a formula are
-only as exact as the measurement. So for them we do not report errors, but whether angles grow evenly. Angles may also
-depend on neighbours, the length, other rows, or earlier calls.
+only as exact as the measurement. For these we do not report errors. Instead we report whether angles grow evenly.
+Angles may also depend on neighbours, the length, other rows, or earlier calls.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def precision_of(
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
-    """Return positions, their angles ``[positions, pairs]``, the largest error at each position, and a name.
+    """Return positions, their angles ``[positions, pairs]``, the largest error at each position, and an error's name.
 
-    This is the name of the error that the position after the last one raises, or ``None`` if there is no error.
+    The error is raised by the position after the last one. The name is ``None`` if there is no error.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
@@ -180,7 +180,7 @@ def _last_place(subject: Subject, works: int, fails: int) -> int:
 
 
 def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
-    """Return the largest error of an angle at any position, or ``None`` if no call can take all positions."""
+    """Return the largest error of an angle at any position, or ``None`` if no single call can take all positions."""
     if subject.convention.one_by_one:
         return None
     try:
@@ -222,8 +222,8 @@ def _first_uneven(
 ) -> tuple[int, float] | None:
     """Return the first position whose angles do not fit the frequencies of earlier positions, and their error.
 
-    The frequencies were measured at positions up to `farthest`. Each farther position that fits makes them more exact.
-    An angle may have a relative error of `share`.
+    The frequencies were measured at positions up to `farthest`. Each farther position that fits makes the frequencies
+    more exact. An angle may have a relative error of `share`.
     """
     for place, row in zip(index.tolist(), angles, strict=True):
         apart = wrap_angle(row - place * frequencies)
@@ -298,7 +298,7 @@ class Arrangement:
         rows: rows of a batch with different positions.
         grows_at: the smallest last position of a call that also changes the rotation at small positions.
         remembers: an earlier long sequence changes the rotation of a short one.
-        writes: the target overwrites its arguments, and also returns a result.
+        writes: the target overwrites its arguments, although it returns a result.
         crowds: some of thousands of tokens are rotated differently than among a few tokens.
         strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
         of: ``"queries"`` or ``"keys"`` if only this side is affected, else ``None``.
@@ -381,7 +381,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
 
 
 def _differs_in_crowd(subject: Subject, x: Tensor, few: Tensor) -> bool:
-    """Return whether many tokens at small positions are rotated differently from a few, as with another kernel."""
+    """Return whether many tokens at small positions are rotated differently from a few tokens, as by another kernel."""
     if subject.convention.one_by_one:
         return False
     many = [place % SHORT for place in range(MANY_TOKENS)]

@@ -82,10 +82,10 @@ def probe(
 ) -> Report:
     """Measure what a function or module does with positions, without reading its code.
 
-    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths. They also
-    show the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, whether scores depend only on
-    distances, and whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of
-    128. A module is called unchanged on the CPU, and is copied before a cast.
+    We pass random tokens and unit vectors. The report has pairs, axes, frequencies, direction and lengths. It also has
+    the errors of angles up to position 2^31 - 1 and the effect of a cast to bfloat16. It states whether scores depend
+    only on distances, and whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a
+    head of 128. A module is called unchanged on the CPU, and is copied before a cast.
 
     Args:
         target: one of these.
@@ -98,7 +98,7 @@ def probe(
             A model of `locant train`, an encoding of this package, or a module that holds one.
             A bias, ``f(query_len, key_len)``, or a module with ``compute_bias``.
         head_dim: the width of a head. Default: the width that the module states. Otherwise widths are tried.
-        axes: the number of indices of a position. Default: the number that works.
+        axes: the number of indices of a position. Default: numbers are tried.
         apply: the function that rotates by the tables. Default: a function in the Python file of the module.
         limit: the last position to try. Default: no limit.
         config: the configuration of a module, which may state the width of a head.

@@ -25,7 +25,7 @@ FACTOR = 1e-5
 """Relative changes of a length up to this size do not count."""
 
 NEGLIGIBLE = 1e-2
-"""Changes of an angle by a cast up to this size are ignored, in radians at positions up to 4,097."""
+"""The largest change of an angle by a cast that is ignored, in radians at positions up to 4,097."""
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -49,8 +49,8 @@ class Report:
     Args:
         subject: the name of the target.
         called: the calling convention that worked.
-        encoding: the encoding of this package that does the same, if there is one.
-        agrees: the largest difference from `encoding`, on random tokens at positions up to 61 or of biases, or ``None``
+        encoding: the encoding of this package with the same effect, if there is one.
+        agrees: the largest difference from `encoding`, for random tokens at positions up to 61 or for biases. ``None``
             if they were not compared.
         expected: the encoding that the target was compared with.
         differences: the differences from `expected`.
@@ -109,14 +109,14 @@ class RotationReport(Report):
         given: whether the target takes positions that have an effect. Otherwise it counts tokens from 0.
         queries, keys: the rotation of each side, one object if both sides are rotated equally.
         each: the encoding with the angles of queries and the encoding with the angles of keys, if the sides differ.
-        shifts: the change of q . k, relative to the lengths of both, for each common shift of their positions.
-        errors: the largest error of an angle at each position, in radians, empty if the true angles are not known. This
-            field and the next ones on angles describe the side with the larger errors.
+        shifts: the change of q . k, relative to the lengths of q and k, for each common shift of their positions.
+        errors: the largest error of an angle at each position, in radians. Empty if the true angles are not known. This
+            field and the following fields about angles describe the side with the larger errors.
         last: the last position whose angles were measured.
         rounding: the arithmetic that explains the angles, or ``None`` if no known arithmetic does.
         uneven: if neither the true angles nor an exact rounding are known, the first position whose angles do not grow
             evenly, and the error of these angles.
-        worse: the side with the larger errors, if the angles of the two sides have different roundings.
+        worse: the side with the larger errors, if the angles of the two sides are rounded differently.
         casts: for each narrower dtype, the largest error up to position 4,097 after a cast of the module, and the
             rounding that explains it.
         sampled: whether the errors after casts were measured only at a few positions.
@@ -282,7 +282,10 @@ class RotationReport(Report):
                 yield Finding(phrase, harms=name != "writes")
 
     def _times_counted(self) -> float:
-        """Return the angle of the fastest pair at position 1, usually 1, or 1 if the rotation was expected."""
+        """Return the angle of the fastest pair at position 1, which is usually 1.
+
+        Return 1 if the rotation was expected.
+        """
         if self.expected is not None and not self.differences:
             return 1.0
         return max(abs(sum(block.frequencies)) for block in (*self.queries.blocks, *self.keys.blocks))
@@ -380,7 +383,7 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
 
 
 def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
-    """Yield the differences of keys from queries that affect scores."""
+    """Yield the differences between keys and queries that affect scores."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:
             yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all"

@@ -1,4 +1,4 @@
-"""Measure the matrix that each position multiplies a head by, fit pairs and frequencies, and find the encoding.
+"""Measure the matrix by which each position multiplies a head, fit pairs and frequencies, and find the encoding.
 
 The fit has five steps, and each step takes the result of the previous step:
 
@@ -76,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """The matrices that one side, queries or keys, is multiplied by.
+    """The matrices by which one side, queries or keys, is multiplied.
 
     Args:
         blocks: the rotated pairs, empty if dimensions are mixed in larger groups.
@@ -85,7 +85,7 @@ class Rotation:
         change: the largest other relative change of a pair's length, at positions up to 61.
         bent: the largest difference of an angle from frequency x position, in radians.
         order: the input dimension of each output dimension, or ``None`` if the order does not change.
-        num_heads: the number of first heads that are rotated, or ``None`` if all heads are.
+        num_heads: the number of rotated heads, counted from the first, or ``None`` if all heads are rotated.
         same_heads: whether all of these heads are rotated equally.
         moves: whether the result depends on the position.
         is_multiple: whether tokens at position 0 are multiplied by one number, up to the order of dimensions.
@@ -104,10 +104,11 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """The position whose angles position 0 has, or ``None`` if there is no such position.
+        """The true position of the angles at position 0, or ``None`` if there is no such position.
 
-        The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so it
-        gives `begin` roughly. Each faster pair corrects it, as later positions do in `fit_frequencies`.
+        The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so
+        its offset gives `begin` roughly. Each faster pair makes it more exact, as later positions do in
+        `fit_frequencies`.
         """
         moving = [(block.offset, sum(block.frequencies)) for block in self.blocks if sum(block.frequencies)]
         estimate = 0.0
@@ -128,7 +129,7 @@ def _are_near(one: Sequence[float], other: Sequence[float], share: float, least:
 
 
 def odd_pairs(one: Rotation, other: Rotation, least: float) -> tuple[list[tuple[Block, Block]], bool]:
-    """Return the pairs whose frequencies differ between two rotations, and whether all of them are opposite."""
+    """Return the pairs whose frequencies differ between two rotations, and whether they are all opposite numbers."""
     both = zip(one.blocks, other.blocks, strict=True)
     odd = [(a, b) for a, b in both if not _are_near(a.frequencies, b.frequencies, 1e-5, least)]
     return odd, all(_are_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
@@ -174,7 +175,9 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
 
 
 def _count_rotated_heads(heads: Tensor) -> int | None:
-    """Return the number of heads before the first that is the same at all positions, or ``None`` if there is none.
+    """Return the number of heads before the first head that is the same at all positions.
+
+    Return ``None`` if no head is.
 
     Also return ``None`` if head 0 is the same at all positions.
     """
@@ -185,7 +188,7 @@ def _count_rotated_heads(heads: Tensor) -> int | None:
 def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
     """Return the matrices ``[positions, width, width]`` without a permutation of dimensions, and that permutation.
 
-    At position 0 a rotation multiplies by one factor. If its matrix has one entry in each row and column there, the
+    At position 0 a rotation multiplies by one factor. If its matrix then has one entry in each row and column, the
     column of a row's entry is the input dimension of the row. We sort the rows by these columns.
     """
     nonzero = matrix[0].abs() > ZERO
@@ -235,9 +238,9 @@ def fit_frequencies(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Te
     """Return frequencies ``[pairs, axes]``, and the largest difference of an angle from frequency x position.
 
     This is phase unwrapping. An angle is known up to full turns. At step 1 it is the frequency, if that is below pi.
-    The frequency from one step predicts the angle at the next step, which is at most twice as far. So the error at most
-    doubles. It stays far below pi, so the prediction gives the number of full turns. The rest of the angle corrects the
-    frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
+    The frequency from one step predicts the angle at the next step, which is at most twice as far away. So the error at
+    most doubles and stays far below pi. The prediction therefore gives the number of full turns. The rest of the angle
+    corrects the frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
     least-squares fit of all steps. Positions are integers, so frequencies that differ by a full turn are the same.
 
     Args:
@@ -312,7 +315,9 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
 
 
 def is_recognised(encoding: Rotary) -> bool:
-    """Return whether the frequencies follow from numbers of three digits, which a measurement does not give by chance.
+    """Return whether the frequencies follow from numbers with three digits.
+
+    A measurement does not give such numbers by chance.
 
     Other frequencies are only as exact as the measurement, so that errors of angles cannot be computed from them.
     """

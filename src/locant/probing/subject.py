@@ -1,7 +1,7 @@
 """The subject of a probe: a target that rotates tokens, with the calling convention that works.
 
-We do not read code, but try every known calling convention on a few tokens. We take the first convention that returns
-tokens and rotates later positions differently. A trial call may raise any error.
+We do not read code. Instead we try every known calling convention on a few tokens, and take the first convention that
+returns tokens and rotates later positions differently. A trial call may raise any error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ from locant.probing.token_calls import (
 from locant.spelling import spell
 
 WIDTH_NAMES = ("head_dim", "dim_head", "d_head", "head_size", "d_k", "dim", "d", "d_model", "embed_dim")
-"""Attributes that may hold the width of a module. Only the first one is trusted."""
+"""Attributes that may hold the width of a head or a token.
+
+In a rotation, ``head_dim`` is trusted, and the other values are only tried.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Calling conventions of targets that make tables of angles, by which other functions rotate tokens."""
+"""Calling conventions of targets that make tables of angles. Other functions rotate tokens by these tables."""
 
 from __future__ import annotations
 

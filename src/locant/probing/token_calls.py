@@ -76,7 +76,7 @@ def unpack_sides(values: Any, shape: Sequence[int], count: int) -> tuple[Tensor,
 
 
 def for_both_sides(side: Any) -> tuple[Any, Any]:
-    """Return one result for queries and for keys."""
+    """Return the same result for queries and keys."""
     return side, side
 
 
@@ -300,7 +300,7 @@ def counting_call(call: Callable[[Any, Tensor], Any], length: int | None = None)
 
 
 def fixed_length_calls(target: nn.Module) -> Iterator[Convention]:
-    """Yield conventions of a module that adds or multiplies whole tables, and so takes only rows as long as a table."""
+    """Yield conventions of a module that adds or multiplies whole tables, so that rows must be as long as the table."""
     sizes = {size for table in target.buffers() for size in table.shape[:-1] if 8 <= size <= 2**16}
     for length, shape in itertools.product(sorted(sizes), TOKEN_SHAPES[:3]):
 

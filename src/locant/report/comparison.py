@@ -118,7 +118,7 @@ class Screen(Watcher):
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """Return one line about a model."""
+    """Return one line about a trained model."""
     losses = {"train": record["train_loss"], **record["loss_by_length"]}
     cells = [f"{name}: {MISSING if loss is None else f'{loss:.3f}':<5}" for name, loss in losses.items()]
     return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"

@@ -147,7 +147,7 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
     """Show a progress bar on stderr, and yield a function that moves the bar and sets its note.
 
     `unit` is the unit of the numbers. If stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
-    After Ctrl-C, the notes of the interrupt, such as how to resume, are written to stderr.
+    After Ctrl-C, the notes of the interrupt, for example how to resume, are written to stderr.
     """
     from tqdm import tqdm
 

@@ -34,7 +34,10 @@ def facts_of_all() -> tuple[list[Facts], list[str]]:
 
 
 def encoding_facts(name: str, **options: Any) -> Facts:
-    """Return the facts about one encoding, with its options, and its numbers for a small model or for `options`."""
+    """Return the facts about one encoding, its options, and its numbers.
+
+    The numbers are for a small model with `options`.
+    """
     from locant.figures.plot import encoding_to_draw
 
     kind = find(name)

@@ -61,7 +61,7 @@ def templates(folder: Path) -> Environment:
 def render(template: str, **values: Any) -> str:
     """Return the page that a template makes from these values.
 
-    The page is light or dark like the reader's system. It fits phones, screens and paper.
+    The page is light or dark as in the reader's system settings. It fits phones, screens and paper.
     """
     light, dark = colors(LIGHT, mark="#eef4fb", good="#9ed8b5"), colors(DARK, mark="#222a35", good="#22643f")
     return templates(TEMPLATES).get_template(template).render(light=light, dark=dark, **values)

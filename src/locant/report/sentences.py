@@ -17,7 +17,10 @@ Up to `LEVEL`, the loss is level. Above `CLEAR`, it is much worse.
 """
 
 LITTLE = 0.1
-"""A share of the unigram loss. A model that is not this far below it has learned little but token frequencies."""
+"""A share of the unigram loss.
+
+A model whose loss is not lower by this share has learned little except token frequencies.
+"""
 
 OVERFITTED = 1.25
 """The ratio of held-out to training loss above which a model has memorized its training text."""
@@ -114,7 +117,7 @@ def _trends(summary: Summary) -> list[str]:
 
 
 def _rises(summary: Summary) -> str:
-    """State from which position in the longest windows the loss stays above its level within the training length."""
+    """Describe the position from which the loss stays above its level within the training length."""
     places = ((row.encoding, row.rises_from(summary.train_length, CLEAR)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"

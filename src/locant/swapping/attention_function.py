@@ -2,7 +2,8 @@
 
 The attention function applies the layer's encoding, and then calls the attention function that the layer had before.
 The mask function returns the distance of each query and key in slots, or a number far below zero if the query may not
-see the key. A slot is the index of a token in the row that the cache has processed. A window keeps only the last slots.
+see the key. A slot is the index of a token among all tokens that the cache has seen. A cache with a window keeps only
+the last slots.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ModelPoints:
 
     @cached_property
     def bias_by_layer(self) -> Sequence[BiasPoint]:
-        """The stack of every layer. Empty without T5's bias."""
+        """The stack that each layer belongs to. Empty without T5's bias."""
         return [point for point in self.biases for _ in point.layers]
 
     @property

@@ -29,7 +29,7 @@ REMEDY = 'layers={"every": 4, "encoding": locant.encoding("nope")}, or pass a fu
 def encodings_by_layer(
     encoding: PositionEncoding | None, layers: LayerPlan | None, types: Sequence[str | None]
 ) -> list[PositionEncoding | None]:
-    """Return the encoding of each layer, or ``None`` if the layer keeps its own."""
+    """Return the encoding of each layer, or ``None`` for a layer that keeps its own encoding."""
     if layers is None:
         return [_require_encoding("encoding", encoding)] * len(types)
     plan = _assign_encodings(encoding, layers, types)

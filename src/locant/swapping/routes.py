@@ -1,4 +1,4 @@
-"""The ways in which a layer can get its encoding. Each way is a class, and each layer has an object of one class.
+"""The routes by which a layer can get its encoding. Each route is a class, and each layer has an object of one class.
 
 | class | what happens |
 |---|---|
@@ -8,8 +8,8 @@
 | `AddToScores` | our attention function rotates and biases |
 | `AddToEmbeddings` | the encoding is added to the token embeddings |
 
-`choose_route` returns such an object. Its `attach_` methods change the model if this is necessary. They also push
-callbacks onto a stack, which undo the changes.
+`choose_route` returns such an object. Its `attach_` methods change the model if necessary. They also push callbacks
+onto a stack, which undo the changes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from locant.swapping.rotary_point import NUM_COMPARED, LayerHook, RotaryPoint
 
 
 class Route:
-    """The way in which one layer gets its encoding. This is the base class.
+    """The route by which one layer gets its encoding. This is the base class.
 
     Args:
         points: the points of the model.
         layer: the index of the layer.
-        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own.
+        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own encoding.
     """
 
     def __init__(self, points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> None:
@@ -75,7 +75,7 @@ class Route:
         return self.needs_function and not self.points.biases
 
     def require(self, *, is_mixed: bool) -> None:
-        """Raise `InputError` if the model does not support this way, or supports it only for all layers at once."""
+        """Raise `InputError` if the model does not support this route, or supports it only for all layers at once."""
 
     def attach_to_model(self, undo: ExitStack) -> None:
         """Change the parts of the model that all layers share. This is called if all layers have this encoding."""
@@ -111,7 +111,10 @@ class Route:
 
 
 class KeepOwn(Route):
-    """The layer keeps the model's own encoding. Its angles may become exact, and its bias may not need a matrix."""
+    """The layer keeps the model's own encoding.
+
+    Its angles may become exact, and its bias may be computed without a matrix.
+    """
 
     @property
     def own_bias(self) -> T5BiasWithoutTable | None:

@@ -5,8 +5,8 @@ neither the whole bias nor its whole gradient is stored. The forward and the bac
 for some heads. The log-sum-exps combine the blocks into the softmax over a row. Scores are in float32 at least, and
 only a few times `MAX_SCORES` scores exist at a time.
 
-At a distance of `far` or more, the bias is the sum of a number of the query and a number of the key. For such keys the
-forward pass uses torch's fused kernel. The numbers of the keys are a mask whose rows all share one memory, and the
+At a distance of `far` or more, the bias is the sum of one number for the query and one number for the key. For such
+keys the forward pass uses torch's fused kernel. The numbers of the keys are a mask whose rows all share one memory. The
 number of the query is added to the log-sum-exp.
 """
 
@@ -42,7 +42,7 @@ MIN_LOG_WEIGHT = -80.0
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # this kernel also returns the log-sum-exp
 
 BlockBias = Lookup | Pairwise
-"""A bias of which any part can be computed separately."""
+"""A bias whose parts can be computed separately."""
 Arguments = tuple[BlockBias, AttentionMask, Real, Real | None]
 """The bias, the mask, the scale and the soft cap."""
 
@@ -64,7 +64,7 @@ class _Block(NamedTuple):
     hidden: Bool[Tensor, "#batch 1 query key"] | None
     """The pairs that the mask does not allow, or ``None`` if it allows all pairs."""
     far: bool
-    """Whether the bias is a sum of a number of the query and a number of the key."""
+    """Whether the bias is the sum of one number for the query and one number for the key."""
     bias: BlockBias
 
 
@@ -151,7 +151,7 @@ def _blocks(arguments: Arguments, rows: slice) -> list[_Block]:
 
 
 def _merge_far_blocks(bias: BlockBias, rows: slice, mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
-    """Return blocks with the same keys, in which adjacent far blocks are one block."""
+    """Merge adjacent far blocks into one block, and return all blocks."""
     merged: list[_Block] = []
     for block in blocks:
         last = merged[-1] if merged else block

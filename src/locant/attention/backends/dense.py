@@ -10,9 +10,9 @@ mask, and everything else needs a boolean mask.
 On a CPU the kernel accepts a float32 mask with 16-bit queries. On accelerators it must not get such a mask, because
 cuDNN reads the bytes of the mask as numbers of the queries' dtype (pytorch#191612). There attention with a bias is
 computed in float32. A mask rounded to 16 bits would be faster but wrong if far keys matter. With KERPLE over 4096
-tokens, and queries that look for the first 512 of them, the error of outputs was 0.020 times the largest output in
+tokens, and queries that look for the first 512 tokens, the error of outputs was 0.020 times the largest output in
 bfloat16 and 0.0027 times in float16, even after the largest entry of each row was subtracted. If attention is computed
-in float32, only the rounding of the output remains, 0.003 and 0.0004.
+in float32, only the rounding of the output remains: 0.003 times in bfloat16 and 0.0004 times in float16.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _attend_to_row(
 
 
 def _empty_result(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp of `queries` queries without a key."""
+    """Return the output and the log-sum-exp for this number of queries without a key."""
     return q.new_zeros(*q.shape[:2], queries, v.shape[-1]), table.new_full((*q.shape[:2], queries), float("-inf"))
 
 

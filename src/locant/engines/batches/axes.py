@@ -1,7 +1,7 @@
-"""Ids of several axes without their grids: a check of whether any texts, images and videos have such ids.
+"""Check ids of several axes without their grids: whether some sequence of texts, images and videos has these ids.
 
-Text has the same id on all axes. A grid begins like text and goes through columns, rows and frames. Text after it
-continues from its longer side, or from its largest id.
+Text has the same id on all axes. A grid begins like text and goes through columns, rows and frames. Text after a grid
+continues from the grid's longer side, or from its largest id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def form_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def find_misplaced_token(ids: Ids) -> int | None:
-    """Return the first token that cannot belong to a sequence of texts and grids, or ``None`` if all can.
+    """Return the first token that cannot belong to a sequence of texts and grids, or ``None``.
 
     >>> find_misplaced_token([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)])
     >>> find_misplaced_token([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (5, 5, 5)])

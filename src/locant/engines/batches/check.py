@@ -1,4 +1,4 @@
-"""The consistency check of a batch: what its tensors state about positions and documents must agree with each other."""
+"""Check that the tensors of a batch agree about positions and documents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Findings(tuple[Finding, ...]):
 
     Args:
         findings: the sentences.
-        unchecked: sentences on what was not checked, and why.
+        unchecked: sentences about the checks that could not run, and the reasons.
     """
 
     unchecked: tuple[str, ...]
@@ -65,8 +65,8 @@ class Findings(tuple[Finding, ...]):
 def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Source | None = None) -> Findings:
     """Find mistakes in the positions and documents of a batch. The result is empty if the batch is consistent.
 
-    Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted. The
-    ``unchecked`` of the result lists what needs a model to be checked.
+    Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted.
+    ``unchecked`` in the result lists the checks that need a model.
 
     Args:
         batch: the arguments of a call of a model of `transformers`. The check reads ``input_ids``, ``position_ids``,
@@ -140,7 +140,7 @@ def _shape(message: str, remedy: str) -> _MisshapenError:
 
 
 def _arrange(tensors: Mapping[str, Tensor], axes: int | None, facts: ModelFacts) -> Batch:
-    """Return the batch as the checks read it. Raise `_MisshapenError` if shapes do not fit each other."""
+    """Return the `Batch` for the checks. Raise `_MisshapenError` if shapes do not fit each other."""
     mask = tensors.get("attention_mask")
     if mask is not None and mask.ndim not in (2, 4):
         raise _shape(f"attention_mask has {mask.ndim} axes", "use (batch, seq), or (batch, heads or 1, seq, seq)")
@@ -235,7 +235,7 @@ def _axes_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
 
 
 def _find_unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
-    """Yield what was not checked, and why."""
+    """Yield a sentence about each check that could not run, with the reason."""
     facts = batch.facts
     if facts.adds_positions is None and counts_padding(batch):
         why = f"{facts.name} may be one ({facts.doubt})" if facts.doubt else "give the model"

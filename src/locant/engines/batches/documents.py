@@ -90,14 +90,20 @@ def _compare_lengths_with_ids(document: Int[Tensor, "rows tokens"], batch: Batch
 
 
 def only_flash_separates(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
-    """Return whether only cumulative lengths separate the documents of a row, which only FlashAttention reads."""
+    """Return whether only cumulative lengths separate the documents of a row.
+
+    Only FlashAttention reads these lengths.
+    """
     several = bool((document != document[:, :1]).any())
     by_ids = batch.index is not None and batch.facts.finds_documents is not False
     return batch.has_boundaries and several and not by_ids and batch.visible is None
 
 
 def documents_from_batch(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
-    """Return the documents of a batch, from its lengths, its mask or its ids, or ``None`` if none of them has any."""
+    """Return the documents of a batch, from its lengths, its mask or its ids.
+
+    Return ``None`` if these show no documents.
+    """
     if batch.has_boundaries:
         return _documents_from_lengths(batch)
     if batch.visible is not None:
@@ -113,7 +119,7 @@ def documents_from_batch(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
 
 
 def is_first_id(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
-    """Return for each token but the first whether it has an id at which documents begin: 0, or the first of its row."""
+    """Return for each token but the first whether its id may begin a document: 0, or the first id of the row."""
     return (text[:, 1:] == 0) | (text[:, 1:] == text[:, :1])
 
 

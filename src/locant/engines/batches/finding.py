@@ -1,4 +1,4 @@
-"""The data types of the checks: a finding, which is a mistake in a batch, and a batch as the checks read it."""
+"""The data types of the checks: `Finding`, a mistake in a batch, and `Batch`, the input of all checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_TARGET = -100
 
 
 class Finding(str):
-    """A mistake in a batch: a sentence with the mistake, its place and the remedy, which are also attributes.
+    """A mistake in a batch. It is a sentence with the mistake, its place and the remedy, and has these as attributes.
 
     Args:
         check: the kind of mistake, as a name for programs.
@@ -50,7 +50,7 @@ class Finding(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch as the checks read it.
+    """The input of all checks.
 
     Args:
         tensors: its tensors by name, with one row for each row of the batch.

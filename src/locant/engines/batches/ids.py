@@ -80,7 +80,7 @@ def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:
 
 
 def _steps(text: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each token but the first the step from the id before it, and whether both tokens are real."""
+    """Return, for each token but the first, the step from the previous id, and whether both tokens are real."""
     return text.diff(dim=1), real[:, 1:] & real[:, :-1]
 
 
@@ -164,7 +164,7 @@ def _ids_with_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Ite
 
 
 def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
-    """Check ids of several axes without ids of text, the only ids in which models look for documents."""
+    """Check ids of several axes without ids of text. Models look for documents only in ids of text."""
     if batch.index is None or batch.index.ndim != 3:
         return
     index, real = batch.index, batch.real
@@ -221,7 +221,7 @@ def _first_after_padding(batch: Batch) -> Bool[Tensor, "rows tokens"]:
 
 
 def counts_padding(batch: Batch) -> bool:
-    """Return whether padding may do harm, depending on the model: ids count it, or there are no ids."""
+    """Return whether padding may shift positions in some models: the ids count padding, or there are no ids."""
     behind = _first_after_padding(batch)
     if batch.text is None:
         return batch.index is None and bool(behind.any())

@@ -139,7 +139,7 @@ def _types(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
 
 
 def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
-    """Find ids that differ from the ids of the grids, or without grids, ids that no grid can have."""
+    """Find ids that differ from the ids of the grids. Without grids, find ids that no grid can have."""
     if not rules_for(batch):
         return
     if not has_grids(batch):
@@ -201,7 +201,7 @@ def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
 def _compare(
     batch: Batch, documents: Sequence[_Document], rule: GridRule, continue_from: str
 ) -> tuple[int | float, list[Finding]]:
-    """Return how many tokens have other ids than the rule, and the finding about the first one."""
+    """Return how many tokens have ids that do not follow the rule, and the finding about the first one."""
     assert batch.index is not None  # noqa: S101  # the caller has checked it
     counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, continue_from=continue_from, denominator=1)
     grids, wrong, first = _Grids(batch, rule), 0, list[Finding]()
@@ -223,7 +223,7 @@ def _compare(
 
 
 def _difference(index: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
-    """Return a finding about the first token with another id, and how the ids of its document differ."""
+    """Return a finding about the first token with a wrong id. It describes how the ids of its document differ."""
     differs = index != expected
     token = int(differs.any(1).long().argmax())
     kinds = torch.tensor([kind for kind, tokens in document.runs for _ in range(tokens)])

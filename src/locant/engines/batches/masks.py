@@ -124,7 +124,7 @@ def future_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def future_unchecked(batch: Batch) -> str | None:
-    """Return which check of later tokens was not possible, or ``None`` if all were."""
+    """Return the check of later tokens that was not possible, or ``None`` if all were possible."""
     if batch.facts.is_causal is not None or _predicts_next(batch) or (place := _future_key(batch)) is None:
         return None
     row, query, key = place

@@ -1,6 +1,6 @@
-"""The facts about a model that decide whether a batch is right for it: how it uses, limits and counts positions.
+"""The facts that decide whether a batch fits a model: how the model uses, limits and counts positions.
 
-They come from its configuration and from the code of `transformers`, which ``tests/engines/test_batch_model.py`` runs.
+They come from the configuration and from the code of `transformers`, which ``tests/engines/test_batch_model.py`` runs.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _reads_seq_idx(kind: str) -> bool | None:
 
 
 def _is_attention_alone(text: Mapping[str, Any]) -> bool:
-    """Return whether the configuration lists attention for all layers, as that of some hybrid models does."""
+    """Return whether the configuration lists attention for all layers, as in some hybrid models."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or ()
     return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
 

@@ -96,7 +96,7 @@ def _answer(name: str, state: State, session: Session) -> dict[str, Any]:
 
 
 def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """Return the same for an address from elsewhere, without the settings that cannot be shown.
+    """Return the contents of a screen for an address from elsewhere, without the settings that cannot be shown.
 
     ``refused`` holds the errors, and ``left_out`` the names of these settings. An error belongs to the setting that was
     read last.
@@ -123,7 +123,7 @@ def sentence(error: LocantError) -> str:
 
 
 def answer_for_one_screen(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """Return the same for a screen without the others, which must show every file and every configuration."""
+    """Return the contents of the only screen of a page. It must show every file and every configuration."""
     alone = answer(name, given, session)
     offered = {choice for control in alone["controls"].values() for choice in control.get("choices", ())}
     unseen = [name for name in dict.fromkeys([*session.names, *session.configs]) if name not in offered]

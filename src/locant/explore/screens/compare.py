@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def draws(self) -> int:
-        """The number of pairs of contents to draw it for."""
+        """The number of pairs of contents for which the encoding is drawn."""
         by_content = "bias" in self.kind.methods() and not hasattr(self.kind, "of_distance")
         by_head = "rotate" in self.kind.methods() and "num_heads" in inspect.signature(self.kind).parameters
         return COSTLY_DRAWS if by_content or by_head else DRAWS
@@ -63,7 +63,7 @@ class Choice:
         return _build(self.name, self.options, length)
 
     def code(self, length: int) -> str:
-        """Return the Python code that builds it."""
+        """Return the Python code that builds the encoding."""
         given = "".join(f", {name}={value!r}" for name, value in self.options)
         grows = ".for_length(length)" if hasattr(self.build(length), "seq_len") and self.build(length).seq_len else ""
         return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given})){grows}"
@@ -135,7 +135,7 @@ def _build(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
 
 
 def _draw(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
-    """Return the curve and the map of one encoding, or a note if it cannot be drawn, so that others still are."""
+    """Return the curve and the map of one encoding, or a note if it cannot be drawn, so that others are still drawn."""
     contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
     try:
         encoding = choice.build(length)

@@ -107,7 +107,10 @@ def _kind(layers: Any) -> Mapping[str, Any]:
 
 
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
-    """Return the number of each layer's kind, with the kinds of `Explanation.layers` first, and its window."""
+    """Return the number of each layer's kind, and the layer's window.
+
+    The kinds of `Explanation.layers` come first.
+    """
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
     placed = enumerate(swapped_layers(explanation).values(), len(numbers))
     swapped = {place: kind for kind, places in placed for place in places}
@@ -237,7 +240,10 @@ def _format_override(way: PositionOverride) -> str:
 
 
 def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> tuple[int | None, str | None]:
-    """Return the interval between the layers that get it, or their type. If both are None, all layers get it."""
+    """Return the interval between the layers that get the encoding, or their type.
+
+    If both are None, all layers get it.
+    """
     if way.name == "exact":
         return None, None
     kinds = [kind for kind in dict.fromkeys(types) if kind is not None]

@@ -223,8 +223,8 @@ def _read_tuning(record: dict[str, Any]) -> dict[str, Any]:
 def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the curves of an encoding and their 95 % intervals by length.
 
-    The intervals are the `written` ones of an evaluation, or for a comparison the intervals over windows, if there are
-    enough windows.
+    For an evaluation these are the `written` intervals. For a comparison these are the intervals over windows, if there
+    are enough windows.
     """
     means = _cells([row.by_length.get(length) for length in summary.lengths])
     if written is None:

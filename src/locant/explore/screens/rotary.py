@@ -21,7 +21,7 @@ MAX_LENGTH = 2**22
 NUM_POINTS = 128
 NUM_PLACES = 96
 NEAR = 8
-"""The number of positions around each point of the error curve, of which the largest error is drawn."""
+"""The number of positions up to each point of the error curve. Their largest error is drawn."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -85,9 +85,9 @@ def _rotary(method: str, length: int, dim: int, base: float, factor: float, trai
 def side_by_side(*sizes: Any) -> Mapping[str, Any]:
     """Return the factor of each method on the wavelength of each pair, and how well its cached keys fit.
 
-    The fit of a key that was cached at the trained length is the mean over pairs of the cosine of the angle difference,
-    by its position. It is 1 if its angles are the angles of the new length. `sizes` are head_dim, base, factor and
-    trained length.
+    The keys were cached at the trained length. For each position, the fit of a key is the cosine of the angle
+    difference, averaged over pairs. It is 1 if the angles equal the angles of the new length. `sizes` are head_dim,
+    base, factor and trained length.
     """
     *_, factor, trained = sizes
     positions, curves = evenly_spaced_numbers(trained, NUM_POINTS), dict[str, Any]()
@@ -109,7 +109,10 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
 
 
 def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
-    """Return the errors of cosines by dtype: the largest at positions up to 2^31, and of each pair at this position."""
+    """Return the errors of cosines by dtype.
+
+    These are the largest errors at positions up to 2^31, and each pair's error at this position.
+    """
     places = np.unique(np.geomspace(1, MAX_INT32, NUM_PLACES).round().astype(np.int64))
     near = np.clip(places[:, None] - np.arange(NEAR), 0, None)
     curves, pairs = {}, {}

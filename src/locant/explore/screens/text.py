@@ -173,7 +173,10 @@ def _layers(folder: str, ids: tuple[int, ...], way: str) -> list[Layer]:
 
 
 def _in_folder(state: State, folder: str, way: str, ids: tuple[int, ...]) -> tuple[list[Layer], str]:
-    """Return the layers of a model and a sentence about them. If it is unread or hides them, return no layers."""
+    """Return the layers of a model and a sentence about them.
+
+    Return no layers if the model is not read or hides them.
+    """
     size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     if state.one_of("attention", READ if size <= MOST_BYTES else UNREAD, [READ, UNREAD]) == UNREAD:
         return [], f"Only the tables of this model are read, because its weights are {size / 1e9:.1f} GB."

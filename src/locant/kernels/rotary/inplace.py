@@ -1,6 +1,6 @@
 """Check which tensors may be rotated in place, before anything is written.
 
-Two tensors in the same memory would be rotated twice. So would a tensor whose elements share memory. Addresses are
+Two tensors in the same memory would be rotated twice, and so would a tensor whose elements share memory. Addresses are
 compared exactly, because contiguous or interleaved heads of one projection have no element in common even if their
 ranges of memory overlap. For one tensor the strides are checked. Each stride must be greater than the range of all
 smaller strides. This holds unless somebody sets strides by hand.

@@ -21,7 +21,8 @@ from locant.positions.heads import check_num_heads
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return the paper's slope for every head: ``2 ** (-8 (h + 1) / H)`` if H is a power of two.
 
-    For other H, return the slopes of the next smaller power of two, then every other slope of the next larger one.
+    For other H, return the slopes of the next smaller power of two, followed by every other slope of the next larger
+    power.
 
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -48,7 +49,7 @@ class ALiBi(DistanceBias):
 
     Limits:
         Heads with steep slopes almost ignore far tokens, whatever their content. The bias is symmetric, so without a
-        causal mask it does not distinguish earlier keys from later ones.
+        causal mask it does not distinguish earlier keys from later keys.
 
     Tested against:
         `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072 distances.

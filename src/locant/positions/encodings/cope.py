@@ -18,13 +18,13 @@ GRID = 2.0**-30
 
 
 class Cope(PositionEncoding):
-    r"""Counts only the tokens that matter: a key's position is the sum of the gates from the key to the query.
+    r"""Counts only the tokens that matter. A key's position is the sum of the gates from the key to the query.
 
     .. math:: g_{ij} = \sigma(s \, q_i \cdot k_j), \qquad p_{ij} = \sum_{t=j}^{i} g_{it}, \qquad
         b_{ij} = q_i \cdot e[p_{ij}]
 
-    s is `scale`, and e is interpolated between the two nearest of `max_positions` learned vectors. As in the authors'
-    code, the gates use the scaled product, and the embeddings use the plain query. All heads share the embeddings,
+    s is `scale`. e is interpolated between the two nearest of `max_positions` learned vectors. As in the authors' code,
+    the gates use the scaled product, and the embeddings use the query without scaling. All heads share the embeddings,
     which begin as zeros.
 
     Gates count the tokens that a causal mask shows to the query. A sliding window of `attend` does not shorten the

@@ -17,7 +17,7 @@ KerpleKind = Literal["log", "power"]
 MIN_PARAMETER = 1e-2  # the minimum of both parameters, as in the authors' code
 MAX_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite (the paper's theorem)
 INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
-"""The upper ends of the authors' uniform initial distributions of r1 and r2, which begin at 0."""
+"""The upper ends of the authors' initial distributions of r1 and r2, which are uniform from 0."""
 
 
 class Kerple(DistanceBias):

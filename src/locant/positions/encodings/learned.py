@@ -31,11 +31,12 @@ class Learned(PositionEncoding):
         max_seq_len: the number of positions.
         d_model: the width of the token embeddings.
         offset: the number of rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
-        init_std: rows start as N(0, init_std**2). If they are much smaller than token vectors, they are learned slowly.
+        init_std: rows are initialized from N(0, init_std**2). If they are much smaller than token vectors, they are
+            learned slowly.
 
     Limits:
-        A position past the end of the table raises `RangeError`. Rows that no training text reached are meaningless.
-        `resize` makes a table longer.
+        A position past the end of the table raises `RangeError`. Rows that no training text has reached are
+        meaningless. `resize` makes a table longer.
 
     Tested against:
         `transformers`' OPT, and an explicit look-up of rows.
@@ -129,7 +130,7 @@ class Learned(PositionEncoding):
 
 
 def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:
-    """Interpolate linearly and keep both ends, in float64 with one rounding. A whole-number place copies its row."""
+    """Interpolate linearly in float64, round once, and keep both ends. At a whole number the row is copied."""
     place = torch.arange(new, dtype=torch.float64, device=rows.device) * (len(rows) - 1) / (new - 1)
     below = place.floor().long()
     above = (below + 1).clamp(max=len(rows) - 1)
@@ -139,7 +140,7 @@ def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, 
 
 
 class LearnedGrid(PositionEncoding):
-    r"""Adds a vector for its cell to every patch of an image. The table is resized to the image's grid.
+    r"""Adds a vector to every patch of an image, from a table that is resized to the image's grid.
 
     .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
 
@@ -217,7 +218,10 @@ class LearnedGrid(PositionEncoding):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
-        """Build it for tokens in one row, unless `height` and `width` are given: a `ModelShape` has no grid."""
+        """Build the encoding for tokens in one row, unless `height` and `width` are given.
+
+        A `ModelShape` has no grid.
+        """
         return build(cls, {"d_model": shape.d_model, "height": 1, "width": shape.max_seq_len} | options)
 
     @property

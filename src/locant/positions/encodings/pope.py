@@ -24,9 +24,9 @@ class PoPE(PositionEncoding):
     .. math:: q_c \to \mathrm{softplus}(q_c) \, e^{i n \theta_c}, \qquad
         k_c \to \mathrm{softplus}(k_c) \, e^{i (m \theta_c + \delta_{h,c})}, \qquad \theta_c = \text{base}^{-c/d}
 
-    A complex number is two real ones, so `rotate` returns queries and keys of twice the width, and the cache of keys is
-    twice as wide. Queries are multiplied by the square root of 2, so that attention's default scale for the new width
-    equals the scale for `head_dim`. The shift of each head and dimension, between -2 pi and 0, is learned.
+    A complex number needs two real numbers, so `rotate` returns queries and keys of twice the width, and the cache of
+    keys is twice as wide. Queries are multiplied by the square root of 2, so that attention's default scale for the new
+    width equals the scale for `head_dim`. The shift of each head and dimension, between -2 pi and 0, is learned.
 
     Args:
         head_dim: dimensions per head.

@@ -34,7 +34,7 @@ class Sandwich(DistanceBias):
         base: as in `Sinusoidal`.
 
     Limits:
-        The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later ones. Nothing is
+        The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later keys. Nothing is
         learned, so a head cannot adapt how fast its bias decays.
 
     Tested against:

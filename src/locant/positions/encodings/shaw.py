@@ -19,9 +19,9 @@ class Shaw(RowBias):
 
     .. math:: b_{ij} = s \; q_i \cdot a_{\mathrm{clip}(j - i, -D, D)}
 
-    s is `scale` and D is `max_distance`. Keys farther away share the vector at the end. All heads share the table, as
-    in the paper. `key_term` also adds ``k_j . a`` (BERT's ``relative_key_query``). The paper's second table, which is
-    added to the values, is not included, because it is not a bias. According to the paper's ablation (table 3), the
+    s is `scale` and D is `max_distance`. Keys that are farther away share the last vector. All heads share the table,
+    as in the paper. `key_term` also adds ``k_j . a`` (BERT's ``relative_key_query``). The paper's second table, which
+    is added to the values, is not included, because it is not a bias. According to the paper's ablation (table 3), the
     keys' table is enough.
 
     `scale` has to equal the scale of `attend`, which adds a bias to scaled scores. It costs one score per token and row

@@ -39,14 +39,14 @@ class Sinusoidal(PositionEncoding):
 
     Args:
         d_model: the width of the token embeddings.
-        base: the longest wavelength is about 2 pi times this.
+        base: the longest wavelength is about 2 pi times this number.
         layout: ``"interleaved"``, in which sines and cosines alternate, or ``"half"``, in which one kind comes first.
         first: the kind that comes first.
         offset: the number that is added to every position.
         scale: a factor of the vectors.
 
     Limits:
-        Vectors exist at every position, but a model has not learned the vectors that it never saw.
+        Vectors exist at every position, but a model has not learned the vectors that it has never seen.
 
     Tested against:
         The paper's formula in NumPy, 50-digit arithmetic (mpmath) up to position 2^31 - 1, and the vectors that 16

@@ -34,7 +34,7 @@ class Arithmetic:
         vector: makes an array of numbers.
         powers: returns ``base ** (2 i / dim)`` for every pair i. The arguments are dim and base. A third argument
             limits the pairs.
-        two_pi, log, exp, where, concatenate: the number, and the functions of arrays with these names.
+        two_pi, log, exp, where, concatenate: the number 2 pi, and the functions of arrays with these names.
     """
 
     real: Callable[[Any], Any]
@@ -159,7 +159,10 @@ class Scaling:
         object.__setattr__(self, name, value)
 
     def _check_floats(self, *names: str, **ends: Real) -> None:
-        """Check that these fields are numbers within `ends`, and convert them. A default of ``None`` may stay."""
+        """Check that these fields are numbers within `ends`, and convert them.
+
+        A field with the default ``None`` may be ``None``.
+        """
         kind = type(self).__name__
         defaults = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]  # all are dataclasses
         remedy = f"{kind}({', '.join(f'{name}=...' for name in defaults)})"

@@ -18,7 +18,7 @@ from locant.positions.scaling.ntk import ntk_exponent
 
 @dataclass(frozen=True, kw_only=True)
 class RIFLEx(Scaling):
-    r"""A slower frequency for the one pair whose period makes longer videos repeat: Zhao et al. 2025, arXiv 2502.15894.
+    r"""A slower frequency for the one pair whose period makes longer videos repeat. Zhao et al. 2025, arXiv 2502.15894.
 
     .. math:: \theta_k' = 0.9 \cdot \frac{2 \pi}{L}
 

@@ -84,7 +84,9 @@ class Proportional(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRoPE(Scaling):
-    r"""A divisor for every pair, one list for short and one for long sequences: Ding et al. 2024, arXiv 2402.13753.
+    r"""A divisor for every pair, from one of two lists, for short and for long sequences.
+
+    Ding et al. 2024, arXiv 2402.13753.
 
     .. math:: \theta_i' = \theta_i / \lambda_i, \qquad \lambda = \text{short or long factors, by the length}
 
@@ -96,8 +98,8 @@ class LongRoPE(Scaling):
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
 
     Limits:
-        Once the sequence exceeds the trained length, cached keys are wrong until `Rotary.rerotate` moves them. The
-        factors come from a search for one model and do not suit another.
+        Once the sequence exceeds the trained length, cached keys are wrong until `Rotary.rerotate` rotates them to the
+        new angles. The factors come from a search for one model and do not suit another.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -162,12 +164,12 @@ class LongRoPE(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Resonance(Scaling):
-    r"""Every wavelength rounded to a whole number of tokens: Wang et al. 2024, arXiv 2403.00071.
+    r"""Every wavelength rounded to a whole number of tokens. Wang et al. 2024, arXiv 2403.00071.
 
     .. math:: \theta_i' = \frac{2 \pi}{\mathrm{round}(2 \pi / \theta_i)}
 
-    A pair that completed a turn within the trained length then never has a new angle. It combines with any other
-    scaling: ``Resonance(scaling=YaRN(...))``.
+    If a pair completes a turn within the trained length, it then has only angles that occurred in training. It combines
+    with any other scaling: ``Resonance(scaling=YaRN(...))``.
 
     Limits:
         It does not help pairs with a wavelength longer than the trained length.

@@ -61,7 +61,8 @@ class DynamicNTK(Scaling):
     `factor`. Up to L, this is plain RoPE, bit for bit.
 
     Limits:
-        Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` moves them.
+        Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` rotates them to the new
+        angles.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.

@@ -12,7 +12,7 @@ from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
 
 class _Ramp(Scaling):
-    """The base of scalings with a ramp from pairs that do not change to pairs that are interpolated by `factor`."""
+    """The base class of scalings with a ramp, from unchanged pairs to pairs that are interpolated by `factor`."""
 
     factor: float
     original_max_seq_len: int

@@ -100,10 +100,10 @@ class Pairwise(ScoreBias):
         operands: a function that returns the keyword arguments of `of_pair`. It is called only to compute a bias.
         heads: the indices of the heads of `q` among the heads of the operands.
         is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair.
-            Features then have to be numbers: with vectors, compiled code reads the wrong ones.
-        far, separate: at distances of `far` or more, the bias is the sum of a number of the query and a number of the
-            key. ``separate(of_query, of_key)`` returns both. `far` and `separate` are ``None`` if there is no such
-            distance.
+            Features then have to be numbers, because compiled code reads wrong elements of vectors.
+        far, separate: at distances of `far` or more, the bias is the sum of a number for the query and a number for the
+            key. ``separate(of_query, of_key)`` returns the two numbers. `far` and `separate` are ``None`` if there is
+            no such distance.
         shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
             receives instead of the features.
         of_one_pair: a different `of_pair` for score functions, if they need one.

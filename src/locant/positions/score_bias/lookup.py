@@ -32,8 +32,8 @@ class Entries:
     Args:
         queries, keys: positions whose index determines the entry: a count of tokens, or a code of row and column.
         entry_of: a function of the difference, query index minus key index.
-        ends: the two differences beyond which all entries equal the entry at the end. Between them entries are
-            monotonic. ``None`` if there are no ends.
+        ends: two differences. Beyond each of them, all pairs have the same entry. Between them, entries are monotonic.
+            ``None`` if there are no such differences.
         of_head: a number for each head and entry.
         of_query, of_key: the row of each entry that multiplies the vector of the query or key. Rows are shared by all
             heads, or each head has its own.
@@ -179,7 +179,7 @@ class Lookup(ScoreBias):
 
     @property
     def far(self) -> int | None:
-        """The distance from which the bias is the sum of a number of the query and a number of the key, or ``None``."""
+        """The distance from which the bias is the sum of one number for the query and one for the key, or ``None``."""
         ends = self.tables[0].ends
         return None if ends is None or len(self.tables) > 1 else ends[1]
 
@@ -205,5 +205,5 @@ def sum_of(terms: Sequence[Callable[..., Tensor]]) -> ScoreMod:
 
 
 def _gather(products: Float[Tensor, "batch heads n entries"], entries: Int[Tensor, "#batch n m"]) -> Tensor:
-    """Return the product of the first token of every pair with the row of that pair."""
+    """Return the product of the first token of every pair with the row of the pair."""
     return products.gather(3, entries[:, None].expand(*products.shape[:3], entries.shape[-1]))

@@ -69,7 +69,10 @@ class Source:
 
 
 class ByteRange(NamedTuple):
-    """Bytes `start` to `stop` of a file on disk. A row group of Parquet belongs to the range with its first byte."""
+    """Bytes `start` to `stop` of a file on disk.
+
+    A row group of Parquet belongs to the range that contains its first byte.
+    """
 
     source: Source
     start: int

@@ -1,9 +1,9 @@
 """Decompress source files (.gz, .zst, .bz2, .xz), and recode them to UTF-8.
 
 Memory does not grow with the size of a compressed file. A read takes only the compressed input that one block of output
-needs. So a file of a few kilobytes that expands to terabytes costs time but not memory. If a file consists of several
-members or frames, all are read. A truncated stream is an error, even if only its checksum is incomplete. Bytes after
-the last member that are not another member are also an error.
+needs. So a file of a few kilobytes that expands to terabytes costs time but not memory. If a file has several members
+or frames, all of them are read. A truncated stream is an error, even if only its checksum is incomplete. Other bytes
+after the last member are also an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read the texts of Parquet files: one row group after the other, and some rows of a group at a time.
 
 The field is the name of a column. A dot separates the names of nested records (``meta.text``). Null is an empty
-document. A value that occurs in many rows is stored once in memory. It is an error if the metadata of a group state
-more than `MAX_ROW_GROUP` bytes of text.
+document. A value that occurs in many rows is in memory once. A group whose metadata state more than `MAX_ROW_GROUP`
+bytes of text is an error.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, blo
 from locant.text.prepare.compression import open_unpacked, require_arrow
 
 MAX_ROW_GROUP = 2**30
-"""The most bytes of text in a row group. A dictionary counts once."""
+"""The largest number of bytes of text in a row group. A dictionary counts once."""
 
 ROWS = 4096
-"""The most rows that are read at a time."""
+"""The largest number of rows that are read at a time."""
 
 REMEDY = Remedy("{} of another column", field="NAME")
 

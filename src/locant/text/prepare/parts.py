@@ -1,9 +1,9 @@
 """Make a part of a store, and join all parts.
 
 A part is a pure function of the plan and a number, so it may be made twice, or by two processes at once. It is made in
-a folder `part-NAME.RANDOM`, which is renamed `part-NAME` when everything in it is on disk, so a part exists whole or
-not at all. If two processes make the same part, the second finds it done and removes its own copy, which has the same
-bytes. A part holds shards of its encoded documents, with the end-of-text id after each of them.
+a folder `part-NAME.RANDOM`. When everything in this folder is on disk, the folder is renamed `part-NAME`, so a part
+exists whole or not at all. If two processes make the same part, the second finds it done and removes its own copy,
+which has the same bytes. A part holds shards of its encoded documents, with the end-of-text id after each of them.
 
 When all parts are done, their shards are moved into the store, and the manifest is written last. The numbers of all
 shards are written to a file before the first one moves, so the next call continues a run that was killed between two
@@ -52,7 +52,7 @@ RESTART_REMEDY = "resume=False (--restart), which starts again"
 RECORDED_COUNTS = ("skipped", "not_utf8")
 """The counts of a tally that are recorded for each byte range, if they are not 0."""
 MAX_LISTED = 10
-"""The number of missing tasks that errors list. Further ones are counted."""
+"""The number of missing tasks that errors list. Further tasks are only counted."""
 
 Advance = Callable[[int], None]
 """A function that is called with the number of bytes of the input that were read since its last call."""
@@ -60,7 +60,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedPart:
-    """The record that is written last into the folder of a part, which marks it as done."""
+    """The record that marks a part as done. It is written last into the folder of the part."""
 
     name: str
     shards: list[ShardRecord]
@@ -186,8 +186,8 @@ def _encode(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool)
 def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
     """Yield the documents of a byte range, except unreadable and too long ones, which are counted.
 
-    The range is read once in advance, because the fault of a file or document may be at its end. A broken file is left
-    out as a whole.
+    The range is first read once to find faults, because the fault of a file or document may be at its end. A broken
+    file is left out as a whole.
     """
     source, start, _ = byte_range
     require_readers(source)

@@ -58,7 +58,7 @@ SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
 TRAINED = "a BPE trained on the input"
 MAX_LISTED = 3
-"""The number of differences that errors list. Further ones are counted."""
+"""The number of differences that errors list. Further differences are only counted."""
 
 FOLDER = ".prepare"
 STDIN_FILE = "stdin"
@@ -70,7 +70,7 @@ PARTS = 64
 """A large input is cut into at least this many parts of `SMALLEST_PART` bytes or more, for all workers."""
 
 BYTES_PER_TOKEN = 4
-"""The bytes of text of a usual token. They are used only to cut parts that make about one shard."""
+"""The bytes of text of a usual token. This number is used only to cut parts that make about one shard."""
 
 SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 """The names of the files of shards, see `shard_name`."""
@@ -126,7 +126,7 @@ class Request:
         end_of_text: str | None = None,
         begin_of_text: str | None = None,
     ) -> Request:
-        """Return the request of a call of `prepare`, with the same arguments and errors."""
+        """Return the request for a call of `prepare` with the same arguments. The errors are the same, too."""
         shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=Remedy(shard_size=SHARD_SIZE))
         if vocab_size is not None:
             vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=Remedy(vocab_size=VOCAB_SIZE))
@@ -205,7 +205,7 @@ class Request:
         return usual if self.options["append_end_of_text"] else None
 
     def can_mend(self, plan: Plan) -> bool:
-        """Return True if this is the plan's request, except for changes of files or of `skip_bad`."""
+        """Return True if this request equals the plan's request, except for changes of files or of `skip_bad`."""
         before, after = ({source.path: source for source in each} for each in (plan.sources(), self.sources))
         if dict(plan.options) != dict(self.options) or [*before] != [*after]:
             return False
@@ -275,7 +275,7 @@ class Plan:
     offsets: Sequence[int]
     """The places in parts-DIGEST.jsonl where the line of each part begins, and the end of the file."""
     names: Sequence[str]
-    """For each part a hash of its input and of everything that decides its tokens."""
+    """For each part, a hash of its input and of everything that decides its tokens."""
     digest: str
     """A hash that identifies this plan."""
 
@@ -386,7 +386,7 @@ def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer, size: int)
 
 
 def part_bytes(total: int, shard_size: int) -> int:
-    """Return the size of parts in bytes of input: a 64th of it, at least `SMALLEST_PART`, at most about one shard."""
+    """Return the size of parts: a 64th of the input, but at least `SMALLEST_PART` and at most about one shard."""
     return min(max(total // PARTS, SMALLEST_PART), shard_size * BYTES_PER_TOKEN)
 
 

@@ -1,7 +1,8 @@
 """`prepare`: encode files of text into a token store, in steps that can be resumed.
 
-`prepare` plans the work, makes the missing parts (in this process, by workers, on a Ray cluster, or by tasks on other
-machines), and joins the parts. The store depends only on the inputs and on the options that decide its content.
+`prepare` plans the work, makes the missing parts, and joins all parts. Parts are made in this process, by workers, on a
+Ray cluster, or by tasks on other machines. The store depends only on the inputs and on the options that decide its
+content.
 
 **Ctrl-C** (on the command line also SIGTERM and SIGHUP) raises `KeyboardInterrupt` only in the main thread of the
 calling process. `prepare` cleans up and raises it again, with a note that says how to continue.
@@ -52,7 +53,7 @@ from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choos
 BYTES_PER_WORKER = 128 * 2**20
 """The bytes of input for each worker. In one process the engines use all cores already, and a worker takes seconds to
 start and to load the tokenizer. On two cores, two workers took 1.4 to 1.5 times as long as one process for 90 MB.
-According to these times and times for less input, two workers and one process take the same time for some 300 MB."""
+By extrapolation from these times and times for less input, two workers are as fast as one process at about 300 MB."""
 
 Progress = Callable[[int, int], None]
 """A function that is called with the number of finished bytes of the input, and their total number."""

@@ -2,8 +2,8 @@
 
 `separators`, `json_lines` and `parquet_rows` read the texts of each kind. A document without bytes is left out. A
 document that is longer than a batch comes in parts: the last text of an `unfinished` batch, and the first text of the
-next batch. A part may end within a letter. `Engine.stream` accepts such batches, because it knows where a text may be
-cut.
+next batch. A part may end in the middle of a character. `Engine.stream` accepts such batches, because it knows where a
+text may be cut.
 """
 
 from __future__ import annotations

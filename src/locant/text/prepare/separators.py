@@ -1,10 +1,10 @@
 """Split the texts of a file at separators, from any place of the file and in constant memory.
 
 Documents are the parts that `bytes.split` returns. It finds separators from left to right, and they do not overlap. If
-a separator is two newlines, the text before three newlines decides which two of them are the separator. So a range that
-begins in the middle of a file is read from an earlier place that cannot be inside a separator (`clean_start`). A byte
-order mark at the beginning of a file is dropped. All other bytes are kept, including carriage returns and bytes that
-are not UTF-8.
+a separator is two newlines and a text has three, the text before them decides which two are the separator. So a range
+that begins in the middle of a file is read from an earlier place that cannot be inside a separator (`clean_start`). A
+byte order mark at the beginning of a file is dropped. All other bytes are kept, including carriage returns and bytes
+that are not UTF-8.
 """
 
 from __future__ import annotations

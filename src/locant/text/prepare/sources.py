@@ -1,10 +1,10 @@
 """Find the source files of given paths, and check that each is of its kind.
 
 Sources are text (.txt, .md), JSON lines (.jsonl, .jsonlines, .ndjson, .json) and Parquet (.parquet), each also
-compressed (.gz, .zst, .bz2, .xz). A folder or a pattern means all such files in it, sorted by path, and ``-`` is
-standard input. An uncompressed .json file is read if it is named, but not as part of a folder, because such files are
-rarely text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by
-different paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
+compressed (.gz, .zst, .bz2, .xz). A folder or a pattern means all such files in it, sorted by path. ``-`` is standard
+input. An uncompressed .json file is read if it is named, but not as part of a folder, because such files are rarely
+text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by different
+paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
 
 `byte_ranges` cuts these files. `compression` and `text_encodings` read their bytes. `readers` reads their texts.
 """
@@ -149,7 +149,7 @@ def ending(name: str) -> str:
 
 
 def spelled_counts(left_out: Counter[str]) -> str:
-    """Return the numbers of files that were left out, in words: ``2 .csv, 1 without an ending``."""
+    """Return how many files were left out, in words: ``2 .csv, 1 without an ending``."""
     return ", ".join(f"{count} {end or 'without an ending'}" for end, count in left_out.most_common())
 
 

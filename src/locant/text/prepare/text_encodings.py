@@ -3,8 +3,8 @@
 Text is read as UTF-8, or in the encoding that the user names. A byte order mark at the beginning of a file decides the
 encoding of this file (`MARKS`). A file that is likely in another encoding causes a warning (`likely_other_encoding`). A
 file that is likely UTF-8 although the user named another encoding (`is_misread_as`) causes a warning, or an error if
-the named encoding is UTF-16 or UTF-32. A file with a NUL in its first `CHECKED_BYTES` bytes is binary. A later NUL is
-text: a few of a million web pages have one.
+the named encoding is UTF-16 or UTF-32. A file with a NUL in its first `CHECKED_BYTES` bytes is binary. A later NUL
+counts as text, because a few of a million web pages have one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLACED_SHARE = 0.005
 """A text in which a larger share of the characters is not UTF-8 is likely in another encoding."""
 
 MIN_CHARACTERS = 4
-"""A warning needs at least this many of the characters in question. Fewer may be stray bytes."""
+"""A warning needs at least this many of the characters in question. A smaller number may be stray bytes."""
 
 CONTROL_SHARE = 0.1
 """The limit for control characters other than white space. UTF-16 text in other scripts contains many of them."""
@@ -130,7 +130,7 @@ def is_misread_as(encoding: str, data: bytes) -> bool:
 
 
 def _decode_beginning(data: bytes, encoding: str) -> str:
-    """Decode the beginning of a file, which may end within a character unless it is the whole file."""
+    """Decode the beginning of a file. It may end in the middle of a character unless it is the whole file."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(data, len(data) < CHECKED_BYTES)
 
 

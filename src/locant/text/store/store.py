@@ -1,4 +1,4 @@
-"""`TokenStore`: token ids on disk, which are read like one array.
+"""`TokenStore`: token ids on disk that are read like one array.
 
 Opening a store reads its manifest and asks the system for the size of every file. A shard is mapped into memory when it
 is first read, so a slice loads only its own pages, which all processes of a machine share.
@@ -41,7 +41,7 @@ Mode = Literal["map", "read"]
 BLOCK = 1 << 16
 
 MAPS = 1 << 15
-"""The number of shards that stay mapped: half of the maps that Linux allows a process."""
+"""The number of shards that stay mapped: half of the number of maps that Linux allows a process."""
 
 PLACES_MAPS = hasattr(mmap, "MAP_PRIVATE")
 """Whether the system maps a file at a given address. Windows does not, so `numpy` maps the files there."""

@@ -1,9 +1,9 @@
 r"""A `tokenizer.json` as data: its special tokens, its bytes, its fingerprint, and the places where a text may be cut.
 
 The `tokenizers` library defines the format and runs the tokenizer. This module adds `hide_tokens`, which makes the same
-tokenizer without some of its special tokens. The library has a switch for this (`encode_special_tokens`). With it,
-the library does not look for these tokens in the text. But a Unigram or WordLevel vocabulary, or a merge, can still
-produce one. So `hide_tokens` renames these tokens everywhere, to names that no text can contain.
+tokenizer without some of its special tokens. The library has an option for this (`encode_special_tokens`). With this
+option, the library does not look for these tokens in the text. But a Unigram or WordLevel vocabulary, or a merge, can
+still produce one. So `hide_tokens` renames these tokens everywhere, to names that no text can contain.
 
 A text may be cut **between a letter and the ASCII space, tab or newline after it**, if the pattern that splits its
 words is in the table below. Then the parts have the same ids as the whole text, because they have the same pre-tokens
@@ -16,7 +16,7 @@ words is in the table below. Then the parts have the same ids as the whole text,
   at the letter before the cut, so it matches nothing before the cut.
 
 Other places are not safe. The tests have a text for each of them. A letter is a character that every version of Unicode
-since 3.2 counts as a letter (`is_letter`), so no two libraries can differ about it.
+since 3.2 counts as a letter (`is_letter`), so all libraries agree about it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
 
 
 def _would_abort(model: Definition) -> bool:
-    """Return True if the library would end the process, because the right part of a merge lacks the prefix."""
+    """Return True if the library would abort the process, because the right part of a merge lacks the prefix."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
         return False
@@ -357,7 +357,10 @@ def _cuts(text: bytes, begin: int, end: int) -> list[int]:
 
 
 LONGEST_LETTER = 4
-"""The most bytes of a letter in UTF-8. The letter that ends at a place begins at most this many bytes before it."""
+"""The largest number of bytes of a letter in UTF-8.
+
+The letter that ends at a place begins at most this many bytes before the place.
+"""
 
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 

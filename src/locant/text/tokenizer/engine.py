@@ -1,4 +1,4 @@
-"""Encode many documents at once, by the `tokenizers` library, or by `gigatoken` if it gives the same ids.
+"""Encode many documents at once, with the `tokenizers` library, or with `gigatoken` if it gives the same ids.
 
 The `tokenizers` library is the reference, called as in `Tokenizer.encode`. It encodes 3 to 6 MB/s on one core.
 `gigatoken` (`gigatoken_engine`) is some ten times faster. It is used only if `choose_engine` found its ids equal.
@@ -38,7 +38,7 @@ PART_BYTES = 2**20
 """Longer texts are cut into parts of about this many bytes, if they may be cut."""
 
 MAX_UNCUT_BYTES = 16 * 2**20
-"""The most bytes that are encoded without a cut."""
+"""The largest number of bytes that are encoded without a cut."""
 
 CHOICE_BYTES = 2**20
 """Characters or bytes of text after which `Tokenizer.encode` chooses an engine. The choice takes up to a second."""

@@ -181,7 +181,7 @@ class GigatokenEngine:
         )
 
     def _find_disputed_characters(self, text: bytes) -> Int64[np.ndarray, " places"]:
-        """Return the offsets in UTF-8 of the characters on which versions of Unicode differ."""
+        """Return the offsets in UTF-8 of the characters that differ between versions of Unicode."""
         units = np.frombuffer(b"" if text.isascii() else text, dtype=np.uint8)
         strange = [np.empty(0, dtype=np.int64)]
         for begin in range(0, len(units), SCAN_BYTES):
@@ -190,7 +190,10 @@ class GigatokenEngine:
         return np.concatenate(strange)
 
     def _split_between_engines(self, text: bytes, places: Int64[np.ndarray, " places"]) -> list[bytes]:
-        """Split a text into pieces whose ids are the ids of the text. Every second piece is for `tokenizers`."""
+        """Split a text into pieces whose ids, joined, are the ids of the text.
+
+        Every second piece is for `tokenizers`.
+        """
         if not len(places):
             return [text]
         if not self._may_be_cut:

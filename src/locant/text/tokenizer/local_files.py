@@ -3,9 +3,9 @@
 A name such as ``gpt2`` or ``someone/something`` is looked up in the cache of the Hugging Face libraries, then in the
 cache of `tiktoken`, which keeps each of OpenAI's encodings under the SHA-1 of its address. This file holds ranks: the
 bytes of every token, in the order of the merges. A `tokenizer.json` holds merges instead. So each token is replaced by
-all pairs of tokens that it can be made of, which gives the same ids. Reading a file of ranks takes one second or a few.
-A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which `transformers`
-converts.
+all pairs of tokens of which it can be made, which gives the same ids. Reading a file of ranks takes one to a few
+seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which
+`transformers` converts.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
                 ranks = {
                     token: rank for rank, token in enumerate([*(byte[letter] for letter in sorted(byte)), *longer])
                 }
-            else:  # each line has a token in base 64, and its rank
+            else:  # each line has a token in base 64 and its rank
                 pairs = (line.split() for line in data.splitlines() if line)
                 ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
             return _definition(ranks, encoding)
@@ -240,7 +240,7 @@ def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, st
 
 
 def _in_hub_cache(name: str) -> Path | None:
-    """Return the cached file of revision `main`, or of the only revision if `main` was never fetched."""
+    """Return the cached file of the revision `main`, or of the only revision if `main` was never downloaded."""
     from huggingface_hub import constants, try_to_load_from_cache  # it costs 0.25 s
     from huggingface_hub.file_download import repo_folder_name
 

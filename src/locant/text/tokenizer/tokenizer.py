@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from locant.text.tokenizer.engine import EngineOnDemand
 
 TEXT_FILE_NAME = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
-"""Texts without white space that end like a file name. Even if there is no such file, nobody means them as text."""
+"""The pattern of texts without white space that end like a file name.
+
+Even if there is no such file, they are not meant as text.
+"""
 
 LARGE = 4096
 """A call with at least this many characters or bytes of text may use the fast engine."""
@@ -112,7 +115,7 @@ class Tokenizer:
         self.byte_level: bool = self._bytes_of is not None
         """Whether the tokenizer is a BPE over bytes, so that the bytes of every id are known."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
-        """Whether every byte of a text is its own id."""
+        """Whether the id of every byte of a text is the byte itself."""
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -6,16 +6,17 @@ stored.
 
 Packed rows hold several documents, each with its own positions, and as few empty slots as possible. A document is cut
 into pieces. Only the last piece may be shorter than a row. Pieces are assigned to rows by best fit decreasing: the
-longest first, each to the row that it fills up most. Pieces of one size are placed together, so the work grows with the
-number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of the corpus. Rows are
-in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average (log-normal)
-take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one window per document,
-70 of 100 slots stay empty.
+longest piece first, and each piece to the row that it fills up most. Pieces of one size are placed together, so the
+work grows with the number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of
+the corpus. Rows are in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on
+average (log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one
+window per document, 70 of 100 slots stay empty.
 
 A data loader reads a whole batch from `Windows` by one call, and passes it to its ``collate_fn`` as a sequence of
 windows, `BatchOfWindows`. `collate` returns the batch itself, so no window is made. A plain `DataLoader` uses
 `torch.utils.data.default_collate`, which looks up the type of the first window in a table. So windows have a special
-type with an entry in that table, and so does `Positions`. Any other function gets windows, which are made on access.
+type with an entry in that table, and so does `Positions`. Any other ``collate_fn`` gets windows, which are made on
+access.
 """
 
 from __future__ import annotations
@@ -331,7 +332,7 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray
 
 
 class _Room:
-    """Rows that are not full, grouped by the room that is left in them, and the number of opened rows."""
+    """Rows that are not full, grouped by their remaining room, and the number of opened rows."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -340,7 +341,7 @@ class _Room:
         self.opened = 0
 
     def take(self, size: int, pieces: int) -> tuple[int, Int[np.ndarray, " rows"]]:
-        """Return the smallest sufficient room, and rows with this room, but not more rows than the pieces need."""
+        """Return the smallest sufficient room, and rows with this room, but at most as many rows as the pieces need."""
         place = bisect_left(self._lefts, size)
         if place == len(self._lefts):
             needed = -(-pieces // (self._capacity // size))

@@ -2,14 +2,15 @@
 
 An epoch is one order of all windows. A step takes the next ``batch_size * world_size`` windows, and each rank takes its
 part of them. So after each step, all ranks together have seen the windows before one place of the order, for any number
-of ranks and any batch size. The last step divides the remaining windows evenly. If they are fewer than the ranks, some
-ranks have one batch less. With `drop_last` no rank has this step.
+of ranks and any batch size. The last step divides the remaining windows evenly. If there are fewer windows than ranks,
+some ranks have one batch less. With `drop_last` no rank has this step.
 
-The state of a loader holds the epoch, and the number of its windows that all ranks together have returned to their
-callers. Batches that workers have prefetched do not count. After `load_state_dict` the next iteration continues at this
-place. So every window of an epoch is returned exactly once, even after many interruptions and with other ranks, workers
-and batch sizes. The windows and their order must be the same. If the last step has fewer windows than ranks, the state
-of a rank without a batch is a step behind until its iteration ends. So save a state after the loop, or use `drop_last`.
+The state of a loader holds the epoch, and the number of windows of the epoch that all ranks together have returned to
+their callers. Batches that workers have prefetched do not count. After `load_state_dict` the next iteration continues
+at this place. So every window of an epoch is returned exactly once, even after many interruptions and with other ranks,
+workers and batch sizes. The windows and their order must be the same. If the last step has fewer windows than ranks,
+the state of a rank without a batch is a step behind until its iteration ends. So save a state after the loop, or use
+`drop_last`.
 
 Every iteration is an epoch with its own order. Breaking out of an iteration skips the rest of its epoch. There is only
 one state, so only one iteration can be active. An earlier iteration raises an error on its next batch.

@@ -131,7 +131,7 @@ class ArrayTokens:
 
 
 class StoreTokens:
-    """The ids of a store. Its shards are mapped side by side if possible. Otherwise each slice is read by a call."""
+    """The ids of a store. Its shards are mapped side by side if possible. Otherwise each slice is read separately."""
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
@@ -187,7 +187,7 @@ Tokens = ArrayTokens | StoreTokens
 
 
 def tokens_of(source: Any) -> Tokens:
-    """Return the tokens of a store, an array, a tensor or a list, which must have at least two."""
+    """Return the tokens of a store, an array, a tensor or a list. It must have at least two tokens."""
     if isinstance(source, TokenStore):
         tokens = StoreTokens(source)
     else:
@@ -220,7 +220,7 @@ def to_one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
 
 
 def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
-    """Return ``start, start + 1, ...`` with `size` numbers for each start, one range after the other."""
+    """Return the range ``start, ..., start + size - 1`` for each start and size, one range after the other."""
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 
 

@@ -36,7 +36,7 @@ __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_f
 LLM_C = {20240520: "<u2", 20240801: "<u4"}
 """The first int32 in files of llm.c and modded-nanogpt, and the dtype of the tokens after the header.
 
-The first number is for GPT-2, and the second for Llama 3.
+The first entry is for GPT-2, and the second entry is for Llama 3.
 """
 LLM_C_EVALUATION = 20240522
 LLM_C_HEADER = 1024

@@ -28,7 +28,10 @@ IDS_AT_A_TIME = 1 << 19
 """The number of ids that are checked, narrowed, hashed and written at a time. They fit into the cache of a core."""
 
 SMALL_VOCABULARY = 65_500
-"""From this size on, Megatron-LM uses four bytes per token. The last ids below 2**16 stay free for its padding."""
+"""The vocabulary size from which Megatron-LM uses four bytes per token.
+
+The last ids below 2**16 stay free for padding.
+"""
 
 MAX_SIZE = 2**63 - 1
 """The upper limit of sizes of files, and of counts in files."""
@@ -333,7 +336,7 @@ def _fill(view: memoryview, path: str, at: int) -> None:
 
 
 def _copy(handle: int, view: memoryview, at: int) -> int:
-    """Read as `os.preadv` does, which Windows lacks, but with a copy."""
+    """Read like `os.preadv`, which Windows lacks, but with a copy."""
     os.lseek(handle, at, os.SEEK_SET)
     data = os.read(handle, len(view))
     view[: len(data)] = data

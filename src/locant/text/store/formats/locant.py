@@ -4,8 +4,8 @@
 field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``. Their spelling is fixed,
 and is checked before anything is parsed, so a changed or missing byte is always found. The shards are a table of
 columns, because a table of rows takes several times as long to read. The manifest does not contain file names. They are
-made from numbers, so no manifest can point outside its folder. The sources, which are most of the text if a store was
-made from many files, are hashed with the rest, but parsed only on first use.
+made from numbers, so no manifest can point outside its folder. If a store was made from many files, most of the
+manifest is the list of sources. It is hashed with the rest, but parsed only on first use.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from locant.text.tokenizer import Tokenizer
 TOKENIZER = "tokenizer.json"
 VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 30
-"""The largest size of a manifest in bytes. Ten million files of input need more."""
+"""The largest size of a manifest in bytes. Ten million input files would need more."""
 
 HEAD = re.compile(rb'\{\n "schema": "locant token store",\n "version": (\d{1,9}),\n')
 TAIL = re.compile(rb',\n "sha256": "([0-9a-f]{64})",\n "complete": true\n\}\n')

@@ -74,13 +74,16 @@ class ShardRecord:
 
 
 def index_size(documents: int) -> int:
-    """Return the size in bytes of an index of documents of one sequence each."""
+    """Return the size in bytes of an index in which each document is one sequence."""
     return HEADER.size + 12 * documents + 8 * (documents + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The number of tokens of each sequence, and the sequence at which each document begins, with the end."""
+    """The number of tokens of each sequence, and the sequence at which each document begins.
+
+    The end is the last entry.
+    """
 
     dtype: np.dtype
     sequences: Int[np.ndarray, " sequences"]
@@ -131,7 +134,10 @@ def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
 
 
 class IndexWriter:
-    """Write an index in constant memory. Lengths are written at once, and the rest is computed from them later."""
+    """Write an index in constant memory.
+
+    Lengths are written immediately, and the rest is computed from them at the end.
+    """
 
     def __init__(self, file: NewFile, dtype: np.dtype) -> None:
         self.documents = 0
