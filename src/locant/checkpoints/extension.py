@@ -127,7 +127,7 @@ def extend(
 
 
 def extension_path(source: str, *, to: int, method: str = "yarn", output: Path | None = None) -> Path:
-    """Return the path of the extended configuration: `output`, or ``NAME-METHOD-TOKENS.json`` in this folder."""
+    """Return the path of the extended configuration: `output`, or ``NAME-METHOD-TOKENS.json`` in the current folder."""
     name = Path(source).name.removesuffix(".json") or "config"
     path = Path(f"{name}-{method}-{to}.json") if output is None else output
     here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)

@@ -1,7 +1,7 @@
 """The results of an experiment: its records, settings and environment.
 
 The results include everything that decides the outcome. So `changed_settings` recognises a different run, and a stopped
-run can keep its records and continue. `locant.lab.resume_state` saves the state of a single training.
+run can keep its records and continue. `locant.lab.resume_state` saves the state of a single training run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDED = 1e-6
 """The largest distance by which rounding may move a mean below its smallest value or above its largest value."""
 
 RECORD = "tuning.json"
-"""The file that `tune` writes into the folder of the model."""
+"""The file that `tune` writes into the model's folder."""
 
 PAGE, BY_LENGTH, BY_POSITION, BY_TASK = PICTURES = (
     "report.html", "loss_by_length.png", "loss_by_position.png", "accuracy_by_length.png",
@@ -44,7 +44,7 @@ PAGE, BY_LENGTH, BY_POSITION, BY_TASK = PICTURES = (
 
 
 def environment(device: str = "cpu") -> dict[str, str | int]:
-    """Return versions, the machine and the kind of the device, without names of hosts, users or paths."""
+    """Return the versions of packages, the kind of machine and the device, without host names, user names or paths."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return {
         "locant": __version__,
@@ -70,13 +70,13 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a training for one candidate."""
+    """The outcome of one training run of a candidate."""
 
     task: str = TEXT
     encoding: str
     seed: int
     rate: float = 1.0
-    """The factor of the learning rates."""
+    """The factor by which the learning rates are multiplied."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, ready for JSON, with lengths as strings."""
@@ -88,7 +88,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(Outcome):
-    """A training that ended with an error."""
+    """A training run that ended with an error."""
 
     failed: str
     """The reason why the training failed."""
@@ -118,7 +118,7 @@ class Record(_MeasuredFields):
 
     @staticmethod
     def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
-        """Return the loss fields of a record from the losses at each length, the longest last."""
+        """Return the loss fields of a record, given the losses at each length."""
         return {
             "loss_by_length": {length: finite_or_none(loss.mean) for length, loss in measured.items()},
             "loss_by_position": [finite_or_none(loss) for loss in measured[max(measured)].by_position],
@@ -130,11 +130,11 @@ class Record(_MeasuredFields):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecord(_MeasuredFields):
-    """The measurements of one model on a task: the shares of right rows and of right tokens at each length."""
+    """The measurements of one model on a task: the shares of correct rows and of correct tokens at each length."""
 
     steps: int
     learned: bool
-    """True if enough rows of the trained length are right. If not, longer rows show nothing about the encoding."""
+    """True if enough rows of the trained length are correct. If not, longer rows show nothing about the encoding."""
     accuracy_by_length: dict[int, float]
     token_accuracy_by_length: dict[int, float]
 
@@ -143,7 +143,7 @@ AnyRecord = Record | TaskRecord
 
 
 def read_record(facts: Mapping[str, Any]) -> AnyRecord:
-    """Return the record with these values from JSON.
+    """Return the record that these JSON values describe.
 
     Raises:
         ValueError: the values are not a record, or they contradict one another. The message describes the damage.
@@ -171,7 +171,7 @@ def read_record(facts: Mapping[str, Any]) -> AnyRecord:
 
 
 def has_type(value: object, hint: Any) -> bool:
-    """Return whether a value of JSON has the type of an annotation. A number is finite and not a ``bool``.
+    """Return whether a JSON value has the annotated type. Numbers must be finite, and a ``bool`` is not a number.
 
     >>> has_type({8: [1.5, None]}, dict[int, list[float | None]]), has_type(True, int)
     (True, False)
@@ -190,7 +190,7 @@ def has_type(value: object, hint: Any) -> bool:
 
 
 def _require_agreement(record: AnyRecord) -> None:
-    """Raise a ValueError if a mean is not the mean of its values, or if a loss or a share is out of range."""
+    """Raise `ValueError` if lengths disagree, a mean is outside the range of its values, or a value is not allowed."""
     if isinstance(record, TaskRecord):
         shares = record.accuracy_by_length, record.token_accuracy_by_length
         if shares[0].keys() != shares[1].keys() or record.train_length not in shares[0]:
@@ -245,7 +245,7 @@ RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "doc
 def read_recorded(name: str) -> dict[str, Any] | None:
     """Return the results of a comparison that ``benchmarks/suite.py`` recorded, or ``None`` if they do not exist.
 
-    They contain the tasks that every encoding finished with every seed. ``late`` names the other tasks.
+    They include only the tasks that every encoding finished with every seed. ``late`` lists the other tasks.
     """
     file = next((place / f"{name}.json" for place in RECORDED if (place / f"{name}.json").is_file()), None)
     if file is None:
@@ -287,8 +287,8 @@ class ResultsFolder:
     """A folder for results. It is created if necessary. Files that a comparison did not write are never changed.
 
     An earlier report stays until the new comparison has its first result. Any other folder that is not empty is
-    refused, unless `force` allows adding files to it. The context locks the folder for this process. At the end, it
-    removes the folder if nothing was written into it.
+    refused, unless `force` allows adding files to it. As a context manager, this locks the folder for this process. On
+    exit, it removes the folders that it created if they are empty.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
@@ -336,7 +336,7 @@ class ResultsFolder:
 
 
 def read_earlier(path: Path) -> dict[str, Any]:
-    """Return the contents of an earlier run's JSON file. They are empty if the file is missing or unreadable."""
+    """Return the contents of an earlier run's JSON file, or an empty dictionary if it is missing or unreadable."""
     try:
         report = strict_json(path.read_bytes(), path.name)
     except (OSError, FaultError):
@@ -366,7 +366,7 @@ def read_same_run(path: Path, settings: Mapping[str, Any], free: Collection[str]
     """Return the report of an earlier run if it is the same run as this one, else an empty dictionary.
 
     Two runs are the same if only `free` settings differ, and if the versions of this package and of torch and the kind
-    of machine are equal. Only those facts about the text are compared that `settings` contain.
+    of machine are equal. Facts about the text are compared only if `settings` contains them.
     """
     report, now = read_earlier(path), environment()
     try:

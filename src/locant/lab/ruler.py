@@ -1,8 +1,8 @@
-"""Ask a language model RULER's questions, in the six tasks without a corpus (Hsieh et al. 2024, arXiv 2404.06654).
+"""Ask a language model the questions of RULER's six tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
 
-The tasks, their sizes, the number of written tokens and the score are the same as in RULER. The words and the wording
+The tasks, their sizes, the number of generated tokens and the score are the same as in RULER. The words and the wording
 are different, so scores are similar to the published scores but not equal. The model always writes the most probable
-token. The score of a row is the share of its answers that the written text contains.
+token. The score of a row is the share of its answers that the generated text contains.
 
 A truncated row cannot be answered, and a score of zero does not show the reason. So no row is truncated. Each row is
 the longest that fits together with the tokens to write. It is an error if the tokens do not spell the whole row, or if
@@ -57,7 +57,7 @@ class RulerTask(NamedTuple):
     """A task of RULER.
 
     `make` makes a question from random numbers, a size in lines or words, a length and the depth of the needle. `least`
-    is the smallest size, and `writes` is the largest number of tokens that the model may write.
+    is the smallest size. `writes` is RULER's limit for generated tokens, which is raised if the answers need more.
     """
 
     make: Callable[[Random, int, int, float | None], Question]
@@ -67,7 +67,7 @@ class RulerTask(NamedTuple):
 
 @cache
 def words() -> list[str]:
-    """Return about two thousand words from the documentation inside Python. They depend on the version of Python."""
+    """Return about two thousand words from Python's built-in documentation. They depend on the version of Python."""
     return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
 
 
@@ -98,7 +98,7 @@ def _needle(
 
 
 def _chain(draw: Random, size: int, letters: int) -> Question:
-    """Return a question about a chain of assignments in filler."""
+    """Return a question about a chain of assignments among lines of filler."""
     names = dict[str, None]()
     while len(names) <= HOPS:
         names["".join(draw.choices(ascii_uppercase, k=letters))] = None
@@ -138,9 +138,9 @@ def _with_example(example: Question, shown: Callable[[Sequence[str]], str], ques
 
 
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
-    """Return a question about coded words.
+    """Return a question about words of random letters.
 
-    Their frequencies are proportional to 1 / k². The most frequent word is dots.
+    The k-th most frequent word occurs in proportion to 1 / k². The most frequent "word" is three dots.
     """
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
@@ -157,7 +157,7 @@ TASKS: Mapping[str, RulerTask] = {
     "niah_multikey_3": RulerTask(partial(_needle, "code", _code, _code, ""), 1, 128),
     "vt": RulerTask(lambda draw, size, *_: _with_example(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
     "cwe": RulerTask(_common_words, COMMON + 1, 120),
-    "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth is less frequent
+    "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth word is less frequent than the third
 }
 """The tasks by RULER's names."""
 
@@ -220,7 +220,10 @@ def has_chat_template(folder: str | Path) -> bool:
 
 @torch.no_grad()
 def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
-    """Return the most probable text after a prompt. It ends with the last answer, the text or `Prompt.most` tokens.
+    """Return the text that a model writes after a prompt, taking the most probable token at each step.
+
+    A model of `transformers` stops at its end-of-text token, or when the text contains all answers, or after
+    `Prompt.most` tokens. A `Decoder` always writes `Prompt.most` tokens.
 
     Without a cache, the whole text is read again for each token. This is the case if the name of the model's cache is
     unknown, or if the encoding needs whole texts.
@@ -244,7 +247,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
     ids, text = list[int](), ""
 
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Keep the hidden state of the last token, whose logits are enough."""
+        """Keep only the hidden state of the last token, because no other logits are needed."""
         if (read := args[0].shape[1]) != unread.shape[1]:
             got = f"got a model that reads {read:,} of {unread.shape[1]:,} tokens"
             raise InputError(got, Remedy(lengths=(read,)))
@@ -266,7 +269,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
 
 
 def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the score of a model's answers, and its text for the first prompt to explain a low score."""
+    """Return the score of a model's answers. Its text for the first prompt is included, to explain a low score."""
     texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {

@@ -4,10 +4,10 @@ Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW tr
 optimizers, two layers with rotary positions learn to recall 12 pairs in 600 steps. With AdamW alone, they do not learn
 it in 1 500 steps.
 
-The learning rate is constant until half of the longest trained rows are right, or until two thirds of the steps are
-taken. Then it falls to zero in as many steps. If not enough rows are right at the end, the rate restarts at half of its
-first value and falls until the last step. So a model that learns more slowly takes more steps, and their number is
-recorded. With a constant high rate, every fifth row of 12 symbols would be copied with a mistake for another thousand
+The learning rate is constant until half of the longest trained rows are correct, or until two thirds of the steps are
+taken. Then it falls to zero in as many steps. If not enough rows are correct at the end, the rate restarts at half of
+its first value and falls until the last step. So a model that learns more slowly takes more steps, and their number is
+recorded. If the rate stayed high, one in five rows of 12 symbols would be copied with a mistake for another thousand
 steps.
 """
 
@@ -33,10 +33,10 @@ WARMUP = 20
 """The number of steps in which the rate rises."""
 
 CHECK = 50
-"""The number of steps between two checks of the share of the longest trained rows that are right."""
+"""The number of steps between two checks of the share of correct rows among the longest trained rows."""
 
 DECAY_SHARE = 0.5
-"""The share of right rows that ends the constant rate."""
+"""The share of correct rows that ends the constant rate."""
 
 CONSTANT = 2 / 3
 """The largest share of all steps that may have the constant rate."""
@@ -45,19 +45,22 @@ FALLING = 150
 """The smallest number of steps in which the rate falls."""
 
 RESTART_RATE = 0.5
-"""The share of the rate with which a model starts again if it has not learned enough."""
+"""The factor of the peak rate at which training restarts if the model has not learned enough."""
 
 ROWS = 128
 """The number of rows that measure a model at each length. All models read the same rows."""
 
 LEARNED = 0.9
-"""The share of the longest trained rows that has to be right for the task to count as learned."""
+"""The share of the longest trained rows that must be correct for the task to count as learned."""
 
 STOP_SHARE = 0.96
-"""The share that ends a training. It is two standard deviations of the share in `ROWS` other rows above `LEARNED`."""
+"""The share of correct rows that makes a restart unnecessary.
+
+It exceeds `LEARNED` by about two standard deviations of a share of `ROWS` rows.
+"""
 
 CHUNK = 32
-"""The number of rows that are read at once when nothing is trained."""
+"""The number of rows that are read at once in evaluation."""
 
 IGNORED = -100  # the value that torch's loss ignores
 MEASURED, ASKED, CHOOSING = range(3)
@@ -65,14 +68,14 @@ MEASURED, ASKED, CHOOSING = range(3)
 
 
 class Accuracy(NamedTuple):
-    """The shares of right rows and of right tokens."""
+    """The shares of correct rows and of correct tokens."""
 
     rows: float
     tokens: float
 
 
 class LearningResult(NamedTuple):
-    """The number of steps that a training took, and the loss at the last step, in nats per token."""
+    """The number of steps of a training run, and the loss at the last step, in nats per token."""
 
     steps: int
     loss: float
@@ -115,7 +118,11 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 def accuracy(
     model: Any, candidate: Candidate, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """Return the accuracy of a `Decoder` in rows of `length` items. Its longest rows have `longest` tokens."""
+    """Return the accuracy of a `Decoder` in rows of `length` items.
+
+    Args:
+        longest: tokens in the longest row that will be read, at any length.
+    """
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):

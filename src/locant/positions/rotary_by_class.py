@@ -80,7 +80,11 @@ class RotaryByClass(PositionEncoding):
         raise LocantError(f"{type(self).__name__} does not define classes", "def classes(self, positions, k_positions)")
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
-        """Return `classes`. Raise `ShapeError` unless the positions count tokens."""
+        """Return `classes` with their rotation.
+
+        Raises:
+            ShapeError: the positions have several axes, are fractions, or have an order that differs from the index.
+        """
         for each in (positions, *(() if k_positions is None else (k_positions,))):
             each.require_single_axis(type(self).__name__)
             if each.order_or_none is not None:
@@ -148,7 +152,7 @@ def near_and_far(
     )  # fmt: skip
     if last == 0:
         return [near]
-    earlier = _map_index(positions, lambda index: index - window)  # hides keys fewer than `window` before
+    earlier = _map_index(positions, lambda index: index - window)  # hides keys fewer than `window` tokens before
     queries = replace(
         positions, index=earlier.index, min_index=earlier.min_index, max_index=earlier.max_index,
         start=None if positions.start is None else positions.start - window,

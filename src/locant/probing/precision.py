@@ -36,7 +36,7 @@ MOST_ELEMENTS = 2**23
 """The largest tensor that a call may make. If a target makes a table of all positions, this limits the positions."""
 
 EXPLAINED = 4e-6
-"""The largest difference of angles from a rounding that explains them. Angles from float32 are exact to 1e-7."""
+"""A rounding explains angles if it predicts them up to this difference. Angles from float32 are exact to 1e-7."""
 
 READ_OFF, READ_OFF_NARROW = 5e-7, 1.2e-2
 """The largest error of an angle that is computed from float32 results, and from bfloat16 results."""
@@ -47,7 +47,7 @@ FLOAT64 = "float64(position) x float32(frequency)"
 COUNTED_IN_FLOAT32 = "positions counted in float32"
 IN_FLOAT32 = "arithmetic in float32"
 UNHARMED = (EXACT, FLOAT32, FLOAT64, COUNTED_IN_FLOAT32, IN_FLOAT32)
-"""Roundings that are not mistakes, because models are trained with them or because they are not worse."""
+"""Roundings that are not mistakes, because models are trained with them or because they are at least as exact."""
 
 RESTARTS = "positions that start again at {:,}"
 
@@ -57,7 +57,7 @@ FEW_ROUNDINGS = 2.0**-21
 """The largest relative error of an angle after a few operations in float32."""
 
 ULPS = 4
-"""The largest difference of float32 frequencies, in units in the last place, because power functions differ."""
+"""The number of units in the last place by which float32 frequencies may differ, because power functions differ."""
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -82,7 +82,7 @@ ROUNDINGS: tuple[tuple[str, Dtypes], ...] = (
 """Possible dtypes of positions, of frequencies and of their product, the most exact first."""
 
 SAME = 1e-4
-"""The largest difference of two equal rotations at small positions. Wrong ones differ by much more."""
+"""Rotations at small positions count as equal up to this difference. Wrong rotations differ by much more."""
 
 SHORT = 8
 LONGEST = 2**18
@@ -135,9 +135,9 @@ def precision_of(
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
-    """Return positions, their angles ``[positions, pairs]``, the largest error at each position, and an error's name.
+    """Return positions, their angles ``[positions, pairs]``, the largest error at each, and the name of an exception.
 
-    The error is raised by the position after the last one. The name is ``None`` if there is no error.
+    It is the exception that the target raises at the position after the last one, or ``None`` if it raises none.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
@@ -240,8 +240,9 @@ def _rounding(
 ) -> str | None:  # fmt: skip
     """Return the rounding that gives these angles ``[positions, pairs]``, or ``None`` if no known rounding does.
 
-    Cosines of narrow angles are also narrow, and this changes the angle that we compute from them. Measured frequencies
-    count as exact if angles grow evenly. Scaled frequencies may have one more rounding.
+    If a target computes angles in a narrow dtype, their cosines are also rounded to it, which changes the angles that
+    we compute from them. Measured frequencies count as exact if angles grow evenly. Scaled frequencies may have one
+    more rounding.
     """
     if is_measured and _first_uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
@@ -299,7 +300,7 @@ class Arrangement:
         grows_at: the smallest last position of a call that also changes the rotation at small positions.
         remembers: an earlier long sequence changes the rotation of a short one.
         writes: the target overwrites its arguments, although it returns a result.
-        crowds: some of thousands of tokens are rotated differently than among a few tokens.
+        crowds: in a call with thousands of tokens, some are rotated differently than in a call with a few tokens.
         strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
         of: ``"queries"`` or ``"keys"`` if only this side is affected, else ``None``.
     """
@@ -381,7 +382,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
 
 
 def _differs_in_crowd(subject: Subject, x: Tensor, few: Tensor) -> bool:
-    """Return whether many tokens at small positions are rotated differently from a few tokens, as by another kernel."""
+    """Return whether many tokens at small positions are rotated differently from a few, perhaps by another kernel."""
     if subject.convention.one_by_one:
         return False
     many = [place % SHORT for place in range(MANY_TOKENS)]
@@ -406,7 +407,7 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
     """Return the change of q . k, relative to the lengths of both, for each common shift of their positions.
 
     Args:
-        factor: the factor of q . k.
+        factor: the factor by which q . k is multiplied.
     """
     x = _random(subject, 4)
     places = (0, 1, 3, 7)

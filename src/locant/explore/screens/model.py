@@ -1,7 +1,7 @@
 """The screens Model and Swap: the position encoding of each layer of a model, and other encodings in its layers.
 
-For a swap the model is built from its configuration without weights and then swapped. The sentences are from the handle
-of that swap.
+For a swap, the model is built from its configuration without weights, and its encodings are swapped. The sentences
+about the layers come from the handle that `locant.swap` returns.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _explain(text: str) -> Explanation:
 
 @lru_cache(maxsize=64)
 def _extend(text: str, to: int, method: str) -> tuple[Extension | None, str]:
-    """Return the extension, or the reason why there is none: usually the configuration is already extended."""
+    """Return the extension, or the reason why there is none. Usually the configuration is already extended."""
     try:
         return extend(json.loads(text), to=to, method=method), ""
     except LocantError as error:
@@ -142,7 +142,7 @@ def _extension(extension: Extension, session: Session) -> Mapping[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """Return a configuration without paths of any system, because `transformers` records where it found a model."""
+    """Return a configuration without absolute paths, because `transformers` records the folder of a model."""
 
     def is_path(value: Any) -> bool:
         return isinstance(value, str) and any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
@@ -253,7 +253,7 @@ def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> t
 
 
 def _lengths(config: Any) -> tuple[int, int]:
-    """Return the trained and the stated length. `swap` needs neither, in contrast to `evaluate` and `tune`."""
+    """Return the trained and the stated length, or `UNSTATED` for both if one is missing. `swap` needs neither."""
     try:
         return trained_length(config), stated_length(config)
     except InputError:

@@ -12,7 +12,7 @@ the corpus. Rows are in the order of their first pieces. Measured on two CPU cor
 average (log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one
 window per document, 70 of 100 slots stay empty.
 
-A data loader reads a whole batch from `Windows` by one call, and passes it to its ``collate_fn`` as a sequence of
+A data loader reads a whole batch from `Windows` with one call, and passes it to its ``collate_fn`` as a sequence of
 windows, `BatchOfWindows`. `collate` returns the batch itself, so no window is made. A plain `DataLoader` uses
 `torch.utils.data.default_collate`, which looks up the type of the first window in a table. So windows have a special
 type with an entry in that table, and so does `Positions`. Any other ``collate_fn`` gets windows, which are made on
@@ -71,7 +71,7 @@ class _Window(dict[str, Any]):
 
 
 class BatchOfWindows(Sequence[Any]):
-    """The windows of a batch that was read by one call. ``windows["ids"]`` is a field of the whole batch.
+    """The windows of a batch that was read with one call. ``windows["ids"]`` is a field of the whole batch.
 
     A window is a dict, or a pair ``(inputs, targets)``, and is made on access. Its tensors are views of the batch.
 
@@ -191,7 +191,7 @@ class DocumentWindows:
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch | None:
-        """Read windows of one document by one native call, or return ``None`` if a window is missing or not full."""
+        """Read full windows of a single document with one native call. Return ``None`` if this is not possible."""
         if len(self.offsets) > 2:
             return None
         rows = gather(tokens.memory, windows, None, self.length, step=self.stride)
