@@ -56,7 +56,7 @@ demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lan
 	@echo "The report: demo/report/report.html, and in the explorer: locant explore --show results"
 
 test: lint ## lint, types and the fast tests; types are checked meanwhile, on what the tests leave of the cores
-	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \
+	@$(MAKE) --no-print-directory types >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
 lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter, and the order of imports between packages
@@ -64,8 +64,9 @@ lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter, and the order o
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/lint-imports --no-logo --no-cache >$(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 
-types: $(VENV)/dev.stamp ## pyright
+types: $(VENV)/dev.stamp ## pyright: the package strictly, the benchmarks in its basic mode
 	@$(BIN)/pyright
+	@$(BIN)/pyright -p benchmarks
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
 	@$(PYTEST) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype

@@ -244,10 +244,13 @@ def _peak(run: Callable[[], object]) -> int:
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
+    assert results is not None
+    events = [event for event in results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
+        held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]  # torch's stub lacks it
         peak = max(peak, held)
     return peak
 

@@ -5,6 +5,8 @@ all contenders come one after the other. Everything happens but the call of the 
 """
 
 # ruff: noqa: N803 - constexpr arguments are written in capitals
+# A launch of a Triton kernel takes plain values for `constexpr`:
+# pyright: reportArgumentType=none
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def usual(x: Tensor, cos: Tensor) -> Tensor:
     out, (batch, heads, seq, dim) = torch.empty_like(x), x.shape
     rotate_one[lambda meta: (triton.cdiv(heads, meta["BLOCK_H"]), triton.cdiv(seq, meta["BLOCK_M"]), batch)](
         out, x, cos, cos, None, 0, seq, heads, dim, seq, *out.stride(), *x.stride(),
-        128, False, False, False, False, BLOCK_M=8, BLOCK_H=2,
+        BLOCK_K=128, IS_OFFSET_TENSOR=False, IS_VARLEN=False, INTERLEAVED=False, CONJUGATE=False, BLOCK_M=8, BLOCK_H=2,
     )  # fmt: skip
     return out
 

@@ -38,8 +38,9 @@ def main(steps: int) -> None:
     tokenizer = Tokenizer.train(text, VOCAB_SIZE)
     training, held_out = split_off(tokenizer.encode(text), LENGTH)
     model = untrained_model("nope", VOCAB_SIZE)
-    encodings = torch.nn.ModuleDict({name: build_encoding(name) for name in ENCODINGS})
-    parameters = [*model.parameters(), *encodings.parameters()]
+    encodings = {name: build_encoding(name) for name in ENCODINGS}
+    modules = torch.nn.ModuleDict(encodings)
+    parameters = [*model.parameters(), *modules.parameters()]
     optimizer = optimizer_of(parameters, HIGHEST)
     windows = Windows(training, LENGTH, stride=1)
     model.train()
@@ -56,7 +57,7 @@ def main(steps: int) -> None:
         model.embedding.encoding = encoding
         losses[name] = round(losses_in_windows(model, held_out, LENGTH).mean, 3)
     model.embedding.encoding = encodings["nope"]
-    weights = {**model.state_dict(), **encodings.state_dict(prefix=ENCODING_PREFIX)}
+    weights = {**model.state_dict(), **modules.state_dict(prefix=ENCODING_PREFIX)}
     about = {"text": "Python's own documentation, pydoc_data.topics", "tokens": len(training), "steps": steps,
              "batch_size": BATCH, "length": LENGTH, "held_out_loss": losses, "environment": environment()}  # fmt: skip
     FOLDER.mkdir(exist_ok=True)
