@@ -36,6 +36,7 @@ from locant.models.rope_parameters import stated_trained_length
 from locant.positions.description import Weightless
 from locant.spelling import dtype_name
 from locant.swapping.added_point import learned_tables
+from locant.swapping.plan import CONFIG_KEY, remove_record
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -48,7 +49,6 @@ MOST = {
 """The largest sizes that are accepted. Published models are far smaller. Building larger models would take too long."""
 
 ADAPTER = "adapter_config.json"
-SWAPPED = "locant"
 HELD = 2**25
 """The largest number of logits in memory at once when nothing is trained."""
 
@@ -129,7 +129,7 @@ def load_model(
     _require_its_size(path, config)
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
     with _one_line(path) as transformers:
-        if hasattr(config, SWAPPED):
+        if hasattr(config, CONFIG_KEY):
             return _that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, report = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
@@ -197,9 +197,8 @@ def _require_its_size(path: Path, config: Any) -> None:
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):  # its files store several numbers in one
         return
-    if hasattr(plain, SWAPPED):
-        delattr(plain, SWAPPED)
-        plain._attn_implementation = None
+    if hasattr(plain, CONFIG_KEY):
+        remove_record(plain)
     expected = 0
     with suppress(Exception), quiet(), Weightless():
         from transformers import AutoModelForCausalLM
