@@ -26,12 +26,13 @@ from locant.arguments import short_repr
 from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.errors import InputError, RangeError, Remedy
+from locant.errors import InputError, LocantError, RangeError, Remedy
 from locant.extras import require
 from locant.lab.resume_state import preserve_random_state
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
+from locant.models.encodings import encoding_from_config, table_length
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.registry import with_defaults
+from locant.models.registry import read, with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.positions.description import Weightless
 from locant.spelling import dtype_name
@@ -255,6 +256,9 @@ def stated_length(config: Any) -> int:
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if length is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "add it to the configuration")
+    with suppress(LocantError), warnings.catch_warnings(action="ignore"), Weightless():
+        if read(config)[1].encoding is not None and (rows := table_length([encoding_from_config(config)])) is not None:
+            return rows  # fewer, if the key counts rows that are not positions
     return integer("max_position_embeddings", length)
 
 
