@@ -18,6 +18,8 @@ import click
 
 from locant.errors import InputError, LocantError, Remedy
 from locant.registry import PlugIn, plug_in_of, plug_ins_by_module
+from locant.shell import shell_word
+from locant.spelling import number_list
 
 OUR_MISTAKE = 1
 WRONG_INPUT = 2
@@ -131,8 +133,8 @@ def _end_on_signals() -> None:
 
 
 def _print_error(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
-    line = " ".join(f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".split())
-    click.echo(line, err=True)
+    lines = f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".splitlines()
+    click.echo(" ".join(filter(None, map(str.strip, lines))), err=True)
     return code
 
 
@@ -146,8 +148,8 @@ def as_typed(remedy: str, verb: click.Command) -> str:
         flag = options[name].opts[-1]
         if value is None or value is False:
             return next(iter(options[name].secondary_opts), f"no {flag}")
-        typed = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        return flag if value is True or value is ... else f"{flag} {typed}"
+        typed = number_list(value) if isinstance(value, (list, tuple)) else value
+        return flag if value is True or value is ... else f"{flag} {shell_word(str(typed))}"
 
     if not isinstance(remedy, Remedy):
         return remedy
