@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import short_repr, whole
-from locant.errors import InputError, LocantError, RangeError
+from locant.errors import InputError, LocantError, PythonRemedy, RangeError
 from locant.extras import is_installed, require
 from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
@@ -403,7 +403,10 @@ def _refusal(config: object, built: object, failures: Failures) -> InputError:
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = (
         short_repr(stated),
-        "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+        PythonRemedy(
+            "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+            words="use locant explain, which reads the configuration",
+        ),
     )
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"
