@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, attend
+from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, TransformerXL, attend
 from locant.positions.base import ScoreMod, effective_score_bias, has_bias
 from locant.positions.score_bias import ByDistance
 from tests.refusal import refuses
@@ -211,6 +211,21 @@ class SameAbove(ALiBi):
 class OfNothing(PositionEncoding):
     def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> None:
         return super().score_bias(q, k, queries, keys)  # type: ignore[return-value]
+
+
+class Doubled(TransformerXL):
+    """Its parent computes a matrix, too."""
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return 2 * super().bias(q, k, positions, k_positions)  # type: ignore[operator]
+
+
+def test_a_bias_that_is_twice_a_matrix_reaches_attention() -> None:
+    q, k, v = drawn()
+    where, encoding = Positions.arange(LENGTH), Doubled(d_model=HEADS * HEAD_DIM, num_heads=HEADS)
+    bias = TransformerXL.score_bias(encoding, q, k, where, where).dense()
+    scores = (q @ k.mT * HEAD_DIM**-0.5 + 2 * bias).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    assert_close(attend(q, k, v, encoding=encoding, positions=where), scores.softmax(-1) @ v, torch.float32)
 
 
 def test_an_override_gets_the_bias_of_its_parent() -> None:

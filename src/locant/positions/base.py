@@ -189,10 +189,17 @@ class PositionEncoding(nn.Module):
             raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
         sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if _overrides_score_mod(self) else None
         return Written(
-            q=q, k=k, queries=queries, keys=keys, write=self._write, mod=mod, sources=sources, reads_only_arguments=True
+            q=q,
+            k=k,
+            queries=queries,
+            keys=keys,
+            write=self._call_bias,
+            mod=mod,
+            sources=sources,
+            reads_only_arguments=True,
         )
 
-    def _write(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Bias | None:
+    def _call_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Bias | None:
         try:
             return self.bias(q, k, queries, keys)
         except RecursionError as error:

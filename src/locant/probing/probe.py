@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import short_repr, whole
+from locant.arguments import Real, short_repr, whole
 from locant.errors import InputError, LocantError, PythonRemedy, RangeError
 from locant.extras import is_installed, require
 from locant.models import lab_decoder
@@ -67,7 +67,7 @@ def probe(
     layer_type: str | None = None,
     expected: PositionEncoding | None = None,
     norm: Tensor | tuple[Tensor, Tensor] | None = None,
-    eps: float = 1e-6,
+    eps: Real = 1e-6,
     plus_one: bool = False,
     norm_follows: bool = False,
     qkv: tuple[int, int, int] | None = None,
