@@ -6,7 +6,7 @@ remedy separately from the cause, so that the command line can print ``cause; tr
 
 from typing import Any
 
-__all__ = ["InputError", "LocantError", "RangeError", "Remedy", "ShapeError"]
+__all__ = ["InputError", "LocantError", "PythonRemedy", "RangeError", "Remedy", "ShapeError"]
 
 
 class Remedy(str):
@@ -29,6 +29,25 @@ class Remedy(str):
 
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
         return (self.text,), self.arguments  # for pickle: processes send errors to each other
+
+
+class PythonRemedy(str):
+    """A remedy in Python, and the same advice for the command line: names of encodings, or else words.
+
+    >>> PythonRemedy("locant.encoding('learned', max_seq_len=512, d_model=64)", encodings=("learned",))
+    "locant.encoding('learned', max_seq_len=512, d_model=64)"
+    """
+
+    encodings: tuple[str, ...]
+    words: str
+
+    def __new__(cls, code: str, /, *, encodings: tuple[str, ...] = (), words: str = "") -> "PythonRemedy":
+        self = super().__new__(cls, code)
+        self.encodings, self.words = encodings, words
+        return self
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        return (str(self),), {"encodings": self.encodings, "words": self.words}  # for pickle
 
 
 class LocantError(ValueError):

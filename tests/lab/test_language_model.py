@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 from torch.nn import functional as F
+from transformers import RobertaConfig, RobertaModel
 
 from locant import InputError, Tokenizer
 from locant.lab import language_model
-from locant.lab.language_model import TransformersDecoder, fingerprint, require_positions
+from locant.lab.language_model import TransformersDecoder, fingerprint, require_positions, stated_length, trained_length
 from tests.largest import Largest
 from tests.refusal import refuses
 from tests.swapping.families import Family, tiny
@@ -138,3 +139,14 @@ def test_the_longest_window_is_the_longest_that_the_model_itself_reads(family: F
     require_positions(model, longest)
     with refuses(InputError, f"{longest + 1} tokens", f"{longest} positions"):
         require_positions(model, longest + 1)
+
+
+def test_the_stated_length_counts_only_positions() -> None:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
+    config = RobertaConfig(**sizes, max_position_embeddings=14)
+    length = stated_length(config)
+    assert (length, trained_length(config)) == (12, 12)
+    model = RobertaModel(config)
+    model(torch.full((1, length), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, length + 1), 5))

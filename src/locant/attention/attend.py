@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import flag, real
+from locant.arguments import Real, flag, real
 from locant.attention.backends.dense import eager_attention, sdpa_attention
 from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.tiled import tiled_attention
@@ -47,32 +47,32 @@ LogSumExp = Float[Tensor, "batch heads query"]
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[True], return_lse: Literal[False] = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[False] = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[True], return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 def attend(
@@ -86,10 +86,10 @@ def attend(
     k_positions: OptionalPositions = None,
     causal: bool = True,
     window: int | None = None,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
+    dropout_p: Real = 0.0,
+    scale: Real | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
-    softcap: float | None = None,
+    softcap: Real | None = None,
     backend: BackendName = "auto",
     return_weights: bool = False,
     return_lse: bool = False,

@@ -30,7 +30,7 @@ from locant.models.config_values import (
     layer_types_in,
     sections_in,
 )
-from locant.models.encodings import encoding_from_config, layer_types, read_measurable
+from locant.models.encodings import encoding_from_config, layer_types, read_measurable, table_length
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.mixed_layers import ROTATION_KINDS
 from locant.models.registry import with_defaults
@@ -85,7 +85,8 @@ class Explanation:
     """A configuration, explained.
 
     Args:
-        longest, trained: the longest sequence, and the longest sequence before it was extended, if known.
+        longest, trained: the longest sequence, and the longest sequence before it was extended, if known. Rows of a
+            table that are not positions do not count.
         layers: the layer types, with the encodings of the architecture.
         strip: every layer, from the first to the last. It is empty if the configuration does not state the number or
             order of the layers.
@@ -117,8 +118,8 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     """
     stated, architecture = read_measurable(config)
     full = with_defaults(config)
-    longest = _longest(full)
     named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
+    longest = table_length(named.values()) or _longest(full)
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     swapped = describe_layers(stated)
     return Explanation(

@@ -30,7 +30,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.description import from_config
 from locant.positions.registry import encodings
 from locant.spelling import dtype_name
-from locant.swapping.plan import CONFIG_KEY, FUNCTION_KEYS, LOADER
+from locant.swapping.plan import CONFIG_KEY, FUNCTION_KEYS, FUSION_KEY, LOADER, remove_record
 from locant.swapping.swap import swap
 from locant.tensors import as_dtype
 
@@ -221,7 +221,7 @@ def load_swapped(
 
     path = Path(folder)
     facts = read_json(path / CONFIG)
-    if CONFIG_KEY not in facts and any(LOADER in str(facts.get(key)) for key in FUNCTION_KEYS):
+    if CONFIG_KEY not in facts and any(LOADER in str(facts.get(key)) for key in (*FUNCTION_KEYS, FUSION_KEY)):
         raise _damage_error(path, "it is missing")
     if CONFIG_KEY not in facts:
         got = f"got {path}, whose model is not swapped, or has its own encoding in every layer"
@@ -238,8 +238,7 @@ def load_swapped(
             raise InputError(got, "load_swapped(folder, encoding=...) with the same encoding")
         layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
     config: Any = AutoConfig.from_pretrained(path)
-    delattr(config, CONFIG_KEY)
-    config._attn_implementation = None
+    remove_record(config)
     options = {"local_files_only": True, "use_safetensors": True, **options}
     usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     model = (cls or usual).from_pretrained(path, config=config, **options)

@@ -10,6 +10,7 @@ import click
 from locant.cli.answers import Answer, answers, draw_into
 from locant.cli.options import SEED, OneOf, Picture, count, device, flag_of, only_given, output
 from locant.errors import InputError
+from locant.shell import shell_path
 
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 
@@ -73,7 +74,7 @@ def _compare(config: str, against: str, output: Path | None) -> Answer:
 
     if against.lower().endswith(".gguf"):
         got = f"got the GGUF file {against} for --against, expected a configuration"
-        raise InputError(got, f"locant explain {against} --against {config}")
+        raise InputError(got, f"locant explain {shell_path(against)} --against {shell_path(config)}")
     if output is not None:
         raise InputError("got --output with --against, but there is no picture of two models", "omit --output")
     sources = find_source(config), find_source(against)

@@ -20,6 +20,7 @@ from locant.cli.options import (
     tokenizer_options,
 )
 from locant.errors import InputError
+from locant.spelling import real_number
 
 SHORT, USUAL = 64, 4
 """The length in tokens of the longest text in one window, and the window length for longer texts."""
@@ -30,7 +31,7 @@ FIXED_BY_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scal
 
 def _number_or_rule(text: str) -> float | str:
     try:
-        return float(text)
+        return real_number(text)
     except ValueError:
         return text
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import click
 
-from locant.errors import InputError, LocantError, Remedy
+from locant.errors import InputError, LocantError, PythonRemedy, Remedy
 from locant.registry import PlugIn, plug_in_of, plug_ins_by_module
+from locant.shell import shell_word
+from locant.spelling import number_list
 
 OUR_MISTAKE = 1
 WRONG_INPUT = 2
@@ -131,14 +133,17 @@ def _end_on_signals() -> None:
 
 
 def _print_error(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
-    line = " ".join(f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".split())
-    click.echo(line, err=True)
+    lines = f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".splitlines()
+    click.echo(" ".join(filter(None, map(str.strip, lines))), err=True)
     return code
 
 
 def as_typed(remedy: str, verb: click.Command) -> str:
-    """Return a remedy with its arguments, such as ``head_dim=64``, written as options of this verb."""
-    options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
+    """Return a remedy in words of the command line: its arguments, such as ``head_dim=64``, as options of this verb."""
+    if isinstance(remedy, PythonRemedy):
+        encodings = [_with_encoding(name, verb) for name in remedy.encodings]
+        return " or ".join(encodings) or remedy.words
+    options = {name: one for one in verb.params if isinstance(one, click.Option) for name in _names_of(one)}
 
     def option(name: str, value: Any) -> str:
         if name not in options:
@@ -146,12 +151,23 @@ def as_typed(remedy: str, verb: click.Command) -> str:
         flag = options[name].opts[-1]
         if value is None or value is False:
             return next(iter(options[name].secondary_opts), f"no {flag}")
-        typed = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        return flag if value is True or value is ... else f"{flag} {typed}"
+        typed = number_list(value) if isinstance(value, (list, tuple)) else value
+        return flag if value is True or value is ... else f"{flag} {shell_word(str(typed))}"
 
     if not isinstance(remedy, Remedy):
         return remedy
     return remedy.text.format(*(option(name, value) for name, value in remedy.arguments.items()))
+
+
+def _names_of(option: click.Option) -> list[str]:
+    """Return the names of an option in Python: of its parameter, and of its flags (``--with`` sets ``way``)."""
+    return [str(option.name), *(flag.lstrip("-").replace("-", "_") for flag in option.opts)]
+
+
+def _with_encoding(name: str, verb: click.Command) -> str:
+    """Return how to give an encoding to this verb: as an option, or as an argument of the command."""
+    flags = [flag for one in verb.params for flag in one.opts if flag in ("--encoding", "--encodings", "--with")]
+    return f"{flags[0]} {name}" if flags else f"locant {verb.name} {name}"
 
 
 def _describe_usage_error(error: click.ClickException) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from locant.errors import InputError
 from locant.figures import SIZES
-from locant.spelling import dtype_name, whole_number
+from locant.spelling import dtype_name, real_number, whole_number
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +23,17 @@ class Whole(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             number = whole_number(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number in one of the forms of `real_number`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = real_number(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return super().convert(number, param, ctx)
@@ -95,7 +106,7 @@ def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:
 
 def positive(*names: str, **more: Any) -> Callable[[F], F]:
     """Return an option for a number above 0."""
-    return click.option(*names, type=click.FloatRange(min=0, min_open=True), **more)
+    return click.option(*names, type=Number(min=0, min_open=True), **more)
 
 
 def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:

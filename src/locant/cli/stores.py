@@ -24,6 +24,7 @@ from locant.cli.options import (
     tokenizer_options,
 )
 from locant.errors import InputError, Remedy
+from locant.shell import shell_path
 from locant.spelling import dtype_name
 from locant.text import Tokenizer
 from locant.text.prepare import estimate, finalize, problems
@@ -120,7 +121,9 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         return _with_warnings(_describe_store(store), caught)
     facts = {"store": str(output), "task": settings["task"], "num_tasks": settings["num_tasks"]}
     done = f"{output}: task {settings['task']} of {settings['num_tasks']} is done"
-    return _with_warnings(Answer(facts, f"{done}. When all are done: locant prepare --finalize -o {output}"), caught)
+    return _with_warnings(
+        Answer(facts, f"{done}. When all are done: locant prepare --finalize -o {shell_path(output)}"), caught
+    )
 
 
 def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:

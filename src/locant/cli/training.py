@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -14,6 +13,7 @@ import click
 from locant.cli.answers import Answer, answers
 from locant.cli.options import (
     SEED,
+    Number,
     OneOf,
     count,
     device,
@@ -28,7 +28,8 @@ from locant.cli.options import (
 from locant.lab import settings
 from locant.lab.settings import SIZES, Settings
 from locant.lab.tasks import OWN
-from locant.spelling import AmbiguousNumberError, whole_number
+from locant.shell import shell_path
+from locant.spelling import AmbiguousNumberError, numbers, real_number, whole_number
 
 report_folder = output("The folder of the report.", default="report")
 beside_others = click.option(
@@ -38,14 +39,13 @@ STEPS = f"Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epoch
 
 
 def list_option(*names: str, kind: Callable[[str], int | float | str] = str, **more: Any) -> Callable[..., Any]:
-    """Return an option for values separated by commas, such as ``0,1,2``."""
+    """Return an option for names or numbers separated by commas, such as ``0,1,2``. Numbers are read by `kind`."""
 
     def read(text: str) -> tuple[int | float | str, ...]:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        if kind is not str and any(re.fullmatch(r"0\d+", part) for part in parts):
-            raise click.BadParameter(f"{text!r} is a list, so 1,000 would be two numbers; write 1000 or 1_000")
+        if kind is str:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
         try:
-            return tuple(map(kind, parts))
+            return numbers(text, kind)
         except AmbiguousNumberError as error:
             raise click.BadParameter(str(error)) from None
         except ValueError:
@@ -94,7 +94,7 @@ def _default(name: str) -> str:
 )  # fmt: skip
 @positive("--learning-rate", help=_default("learning_rate"))
 @list_option(
-    "--rates", kind=float,
+    "--rates", kind=real_number,
     help="Factors on the learning rate. With several, each encoding gets the best one. Default: 1.",
 )  # fmt: skip
 @click.option(
@@ -165,7 +165,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     with progress_bar("step") as progress:
         facts = train_files(files, encoding, chosen, folder=output, force=force, on_step=progress, **text)
     steps = f"{len(facts['losses']):,} steps, loss {facts['losses'][-1]:.3f}"
-    line = f"{output}: {encoding}, {steps}. Next: locant generate {output} 'To be'"
+    line = f"{output}: {encoding}, {steps}. Next: locant generate {shell_path(output)} 'To be'"
     return Answer({"encoding": encoding, **facts, "output": str(output)}, line)
 
 
@@ -174,7 +174,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
 @click.argument("prompt")
 @count("--tokens", "num_tokens", default=100, show_default=True, help="Maximum number of tokens to write.")
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    "--temperature", type=Number(min=0), default=1.0, show_default=True,
     help="Values below 1 prefer probable tokens. 0 always takes the most probable token.",
 )  # fmt: skip
 @count("--top-k", help="Draw only among this many of the most probable tokens. Default: all.")

@@ -11,6 +11,7 @@ import click
 from locant.cli.answers import Answer, answers, draw_into
 from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, only_given, output
 from locant.errors import InputError
+from locant.shell import shell_path
 
 LAYOUT = OneOf(("half", "interleaved"))
 
@@ -101,10 +102,12 @@ def neighbours(
 
     words = tuple(" ".join(words).split())
     if not (words or positions):
-        raise InputError("got no word", f"locant neighbours {model} king")
+        raise InputError("got no word", f"locant neighbours {shell_path(model)} king")
     terms = terms_of(words) if words else None
     if (figure or flat_map) and (not words or terms):
-        raise InputError("got a picture for a list of words, but no list", f"locant neighbours {model} cat dog house")
+        raise InputError(
+            "got a picture for a list of words, but no list", f"locant neighbours {shell_path(model)} cat dog house"
+        )
     facts: dict[str, Any] = {}
     if words:
         table = Words.from_pretrained(model)
@@ -114,7 +117,7 @@ def neighbours(
     if positions:
         encoding = InputEmbedding.from_pretrained(model).encoding
         if "embed" not in encoding.methods():
-            raise InputError(f"got {model}, which has no table of positions", f"locant explain {model}")
+            raise InputError(f"got {model}, which has no table of positions", f"locant explain {shell_path(model)}")
         draw_into(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
     figures = [path for path in (figure, flat_map, positions) if path]
     facts = {"model": model, **facts, "figures": [*map(str, figures)]}

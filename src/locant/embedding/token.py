@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, short_repr, whole
+from locant.arguments import MAX_WIDTH, Real, entries, one_of, real, shape_error, short_repr, whole
 from locant.embedding.deferred_errors import DeferredErrorModule
 from locant.embedding.table import Ids, Table, ids_on_device, require_ids, rows_of
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
@@ -73,7 +73,7 @@ class TokenEmbedding(DeferredErrorModule):
         *,
         scale: Scale | None = None,
         init: Init = "normal",
-        init_std: float | None = None,
+        init_std: Real | None = None,
         padding_idx: int | None = None,
     ) -> None:
         super().__init__()

@@ -26,16 +26,18 @@ from locant.arguments import short_repr
 from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.errors import InputError, RangeError, Remedy
+from locant.errors import InputError, LocantError, RangeError, Remedy
 from locant.extras import require
 from locant.lab.resume_state import preserve_random_state
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
+from locant.models.encodings import encoding_from_config, table_length
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.registry import with_defaults
+from locant.models.registry import read_config, with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.positions.description import Weightless
 from locant.spelling import dtype_name
 from locant.swapping.added_point import learned_tables
+from locant.swapping.plan import CONFIG_KEY, remove_record
 from locant.text.corpus import Corpus
 from locant.text.tokenizer import Tokenizer
 
@@ -48,7 +50,6 @@ MAX_SIZES = {
 """The largest sizes that are accepted. Published models are far smaller. Building larger models would take too long."""
 
 ADAPTER = "adapter_config.json"
-SWAPPED = "locant"
 MAX_LOGITS = 2**25
 """The largest number of logits in memory at once when nothing is trained."""
 
@@ -132,7 +133,7 @@ def load_model(
     _require_its_size(path, config)
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
     with _translate_errors(path) as transformers:
-        if hasattr(config, SWAPPED):
+        if hasattr(config, CONFIG_KEY):
             return _require_that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, report = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
@@ -203,9 +204,8 @@ def _require_its_size(path: Path, config: Any) -> None:
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):  # its files store several numbers in one
         return
-    if hasattr(plain, SWAPPED):
-        delattr(plain, SWAPPED)
-        plain._attn_implementation = None
+    if hasattr(plain, CONFIG_KEY):
+        remove_record(plain)
     expected = 0
     with suppress(Exception), silence_transformers(), Weightless():
         from transformers import AutoModelForCausalLM
@@ -264,6 +264,12 @@ def stated_length(config: Any) -> int:
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if length is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "add it to the configuration")
+    with suppress(LocantError), warnings.catch_warnings(action="ignore"), Weightless():
+        if (
+            read_config(config)[1].encoding is not None
+            and (rows := table_length([encoding_from_config(config)])) is not None
+        ):
+            return rows  # fewer, if the key counts rows that are not positions
     return integer("max_position_embeddings", length)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from locant.arguments import entries, flag, one_of, real, short_repr, whole
+from locant.arguments import Real, entries, flag, one_of, real, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
@@ -99,10 +99,10 @@ class Settings:
     task_length: int = 12
     seeds: tuple[int, ...] = (0, 1)
     num_steps: int | None = None
-    minutes: float | None = None
+    minutes: Real | None = None
     batch_size: int | None = None
-    learning_rate: float = 6e-3
-    rates: tuple[float, ...] = (1.0,)
+    learning_rate: Real = 6e-3
+    rates: tuple[Real, ...] = (1.0,)
     d_model: int = 64
     num_layers: int | None = None
     num_heads: int = 4

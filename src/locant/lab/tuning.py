@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import one_of, whole
+from locant.arguments import Real, one_of, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, read_headers, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
@@ -124,9 +124,9 @@ class TuneSettings:
     train: str = "all"
     length: int | None = None
     num_steps: int | None = None
-    minutes: float | None = None
+    minutes: Real | None = None
     batch_size: int = 8
-    learning_rate: float | None = None
+    learning_rate: Real | None = None
     rank: int = 16
     adapter: bool = False
     seed: int = 0

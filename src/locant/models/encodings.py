@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from locant.arguments import flag, short_repr
@@ -18,6 +18,7 @@ from locant.models.rotary_config import Reading, read_rotary, second_members
 from locant.models.unread_keys import CONTRADICTION
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
+from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
@@ -320,6 +321,16 @@ def _read_with_kinds(config: Config | object) -> tuple[dict[str, Any], Architect
         _layer_types(full, architecture)
         return full, architecture
     return values, architecture
+
+
+def table_length(encodings: Iterable[PositionEncoding]) -> int | None:
+    """Return the number of positions of the learned table among the encodings of a model.
+
+    It is smaller than the length in the configuration if that length counts rows that are not positions (RoBERTa). The
+    result is ``None`` if the model has no table, or tables of several lengths.
+    """
+    lengths = {each.max_seq_len for each in encodings if isinstance(each, Learned)}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.kernels.rotary.reference import Tables, cos_sin, two_floats
 from locant.kernels.transforms import is_dispatch_mode_active
 from locant.positions.constant import Constant
@@ -59,7 +59,7 @@ class Angles:
         mode: AngleMode = "exact",
         *,
         rounded: Float[Tensor, " pairs"] | None = None,
-        attention_factor: float = 1.0,
+        attention_factor: Real = 1.0,
     ) -> None:
         one_of("angles", mode, get_args(AngleMode), "angles='exact'")
         self.mode: AngleMode = mode

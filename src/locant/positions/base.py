@@ -180,22 +180,36 @@ class PositionEncoding(nn.Module):
         """Return the bias that attention adds to the scaled scores, or ``None``, as a value that every backend can use.
 
         A subclass overrides either this method or `bias`. If it overrides this method, `bias` and `score_mod` follow
-        from it. If it overrides `bias`, this method wraps that `bias` in a `Written` value.
+        from it. If it overrides `bias`, this method wraps that `bias` in a `Written` value. An override calls the same
+        method of its parent: ``super().score_bias(...)`` in `score_bias`, and ``super().bias(...)`` in `bias`.
 
         Args:
             q, k: queries and keys.
             queries, keys: their positions.
             heads: the heads of this encoding that `q` has. Default: all.
         """
-        if not (_overrides_bias(self) or has_bias(self)):
+        if not _overrides_bias(self) and (not has_bias(self) or _ends_overrides(type(self))):
             return None
         if heads is not None:
             got = f"got some of the heads for {type(self).__name__}, whose method bias returns all heads"
             raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
         sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if _overrides_score_mod(self) else None
         return Written(
-            q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources, reads_only_arguments=True
+            q=q,
+            k=k,
+            queries=queries,
+            keys=keys,
+            write=self._call_bias,
+            mod=mod,
+            sources=sources,
+            reads_only_arguments=True,
         )
+
+    def _call_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Bias | None:
+        try:
+            return self.bias(q, k, queries, keys)
+        except RecursionError as error:
+            raise _circular(self, "bias", "score_bias") from error
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
         """Return the classes of pairs that share a rotation, or ``None`` if `rotate` applies the only rotation."""
@@ -344,7 +358,10 @@ class PositionEncoding(nn.Module):
             raise LocantError(f"got {caller}({short_repr(q)}) without keys, expected queries and keys", remedy)
         if self._score_bias is None:
             return None
-        return self._score_bias(q, k, *resolve_positions(self, q, k, positions, k_positions))
+        try:
+            return self._score_bias(q, k, *resolve_positions(self, q, k, positions, k_positions))
+        except RecursionError as error:
+            raise _circular(self, "score_bias", caller) from error
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """Return the matrix that `bias` adds to the scores, for encodings whose bias does not depend on the tokens.
@@ -364,6 +381,12 @@ class PositionEncoding(nn.Module):
 
     def _example_call(self, method: str) -> str:
         return EXAMPLE_CALLS[method]
+
+
+def _circular(encoding: PositionEncoding, method: str, called: str) -> LocantError:
+    """Return the error for an override of `method` that calls `called`, which follows from it."""
+    got = f"got {type(encoding).__name__}, whose {method} calls its own {called}, which follows from {method}"
+    return LocantError(got, f"call super().{method}(...) in {method}")
 
 
 def _matrix_call(encoding: PositionEncoding, size: object) -> str | None:
@@ -392,6 +415,12 @@ def effective_score_bias(
     if _overrides_bias(encoding):
         return PositionEncoding.score_bias(encoding, q, k, queries, keys, heads)
     return encoding.score_bias(q, k, queries, keys, heads)
+
+
+def _ends_overrides(kind: type[PositionEncoding]) -> bool:
+    """Return whether `PositionEncoding.score_bias` is only reached by an override of it, as its parent's value."""
+    defined = [vars(each)["score_bias"] for each in kind.__mro__ if "score_bias" in vars(each)]
+    return len(defined) > 1 and defined.count(PositionEncoding.score_bias) == 1
 
 
 def _overrides_bias(encoding: PositionEncoding) -> bool:

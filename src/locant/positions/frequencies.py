@@ -30,7 +30,7 @@ def check_width(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy:
     return whole(name, dim, low, MAX_DIM, even=even, remedy=remedy)
 
 
-def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
+def inverse_frequencies(dim: int, base: Real | Decimal) -> tuple[Decimal, ...]:
     """Return ``base ** (-2 i / dim)`` for every pair i: the radians by which a pair is rotated per position.
 
     Args:

@@ -138,7 +138,7 @@ class Pairs:
         """The layout whose kernel rotates these pairs directly, or ``None`` if channels are reordered first."""
         return self.layout if self.num_heads is None else None
 
-    def frequencies(self, scaling: Scaling, base: float, seq_len: int | None) -> tuple[list[Decimal], Tensor]:
+    def frequencies(self, scaling: Scaling, base: Real, seq_len: int | None) -> tuple[list[Decimal], Tensor]:
         """Return the radians per position of each pair: exact, and in float32 as in reference implementations."""
         if self.rungs is None:
             exact = [Decimal(float(each)) for each in self.inv_freq or ()]

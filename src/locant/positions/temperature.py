@@ -69,7 +69,7 @@ class Tempered(PositionEncoding):
     tensor([1.0000, 1.0693])
     """
 
-    def __init__(self, step: int = 8192, weight: float = 0.1) -> None:
+    def __init__(self, step: int = 8192, weight: Real = 0.1) -> None:
         super().__init__()
         self.temperature = Temperature(step=step, weight=weight, shift=1)
 

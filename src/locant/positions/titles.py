@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import NamedTuple
 
-from locant.errors import RangeError
+from locant.errors import PythonRemedy, RangeError
 from locant.positions.scaling import SCALINGS, Scaling
 
 SYNONYMS = {
@@ -90,7 +90,7 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
     if len(title) > MAX_LENGTH:
         return None
     if (call := next((call for part, call in SEVERAL_AXES.items() if part in _letters(title)), None)) is not None:
-        raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", call)
+        raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", _remedy(call, "rotary"))
     encodings, scaling, unknown = _read(title, names)
     if scaling is not None and encodings <= {"rotary"}:
         raise scaling_error(title, scaling)
@@ -98,12 +98,12 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         return encodings.pop() if len(encodings) == 1 else None
     if several := meanings_of_title(title, names):
         meant = " or ".join(f"locant.encoding({name!r}, ...)" for name in several)
-        raise RangeError(f"got encoding {title!r}, which is a name of several", meant)
+        raise RangeError(f"got encoding {title!r}, which is a name of several", _remedy(meant, *several))
     _refuse_model(title)
     if len(encodings) == 1 and len(unknown) > 2:  # otherwise it is a typing error
         got = f"got encoding {title!r}, which is {(plain := encodings.pop())} with {unknown!r}"
         remedy = f"locant.encoding({plain!r}, ...) if the plain form is meant"
-        raise RangeError(f"{got}, expected a name of locant list", remedy)
+        raise RangeError(f"{got}, expected a name of locant list", _remedy(remedy, plain))
     return None
 
 
@@ -130,10 +130,15 @@ def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
     arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
+    made = f"locant.scaling.{type(example).__name__}({arguments})"
     return RangeError(
         f"got encoding {title!r}, which is a scaling of rotary",
-        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({arguments}))",
+        _remedy(f"locant.encoding('rotary', head_dim=64, scaling={made})", "rotary"),
     )
+
+
+def _remedy(code: str, *encodings: str) -> PythonRemedy:
+    return PythonRemedy(code, encodings=encodings)
 
 
 def _read(title: str, names: Mapping[str, str]) -> Title:
@@ -184,9 +189,9 @@ def _refuse_model(title: str) -> None:
     kinds = position_classes(model_type)
     got, remedy = f"got encoding {title!r}, which is a model", "locant.encoding_from_config of its config.json"
     if not kinds:
-        raise RangeError(f"{got} whose positions depend on its configuration", remedy)
+        words = "use locant explain for its configuration, and a name of locant list here"
+        raise RangeError(f"{got} whose positions depend on its configuration", PythonRemedy(remedy, words=words))
     sizes = "".join(f", {size}=..." for size in kinds[0].sizes())
     call = f"locant.encoding({kinds[0].info.name!r}{sizes})"
-    raise RangeError(
-        f"{got} whose positions are {' or '.join(kind.info.name for kind in kinds)}", f"{call}, or {remedy}"
-    )
+    names = tuple(kind.info.name for kind in kinds)
+    raise RangeError(f"{got} whose positions are {' or '.join(names)}", _remedy(f"{call}, or {remedy}", *names))

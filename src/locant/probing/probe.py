@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import short_repr, whole
-from locant.errors import InputError, LocantError, RangeError
+from locant.arguments import Real, short_repr, whole
+from locant.errors import InputError, LocantError, PythonRemedy, RangeError
 from locant.extras import is_installed, require
 from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
@@ -75,7 +75,7 @@ def probe(
     layer_type: str | None = None,
     expected: PositionEncoding | None = None,
     norm: Tensor | tuple[Tensor, Tensor] | None = None,
-    eps: float = 1e-6,
+    eps: Real = 1e-6,
     plus_one: bool = False,
     norm_follows: bool = False,
     qkv: tuple[int, int, int] | None = None,
@@ -411,7 +411,10 @@ def _refusal(config: object, built: object, failures: Failures) -> InputError:
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = (
         short_repr(stated),
-        "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+        PythonRemedy(
+            "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+            words="use locant explain, which reads the configuration",
+        ),
     )
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"

@@ -21,15 +21,23 @@ BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"
 LOOKS = {"": "", "best": BEST, "quiet": QUIET}
+NARROWEST = 60
+"""The smallest width of a table. In a narrower one, columns would lose text."""
+UNKNOWN_WIDTH = 80
 PATIENCE = 30.0
 """The seconds between two progress lines if no bar is shown."""
 
 
 def out() -> Console:
-    """Return the console for results. It prints text without interpreting markup, emoji names or numbers."""
+    """Return the console for results. It prints text without interpreting markup, emoji names or numbers.
+
+    ``COLUMNS=0`` means that the width is unknown, as in `shutil.get_terminal_size`.
+    """
     from rich.console import Console
 
-    return Console(markup=False, emoji=False, highlight=False)
+    console = Console(markup=False, emoji=False, highlight=False)
+    console.width = max(console.width, NARROWEST) if console.width else UNKNOWN_WIDTH
+    return console
 
 
 def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from locant.embedding.flow import Flow
 from locant.embedding.words import Term, Words
 from locant.report.console import NamedRows, fits, named_rows, pluralize, shape, show, size, table
+from locant.shell import shell_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +47,7 @@ def _text(flow: Flow) -> NamedRows:
         sizes = f"{shape(flow.bias)} (heads, queries, keys)"
         yield "positions", f"{subject} adds a bias of shape {sizes} to the scores."
     elif not adds and flow.model is not None:
-        yield "positions", f"applied in the layers of this model: locant explain {flow.model}"
+        yield "positions", f"applied in the layers of this model: locant explain {shell_path(flow.model)}"
     elif not adds:
         nothing = "gives the model no positions. Word order enters only through the causal mask."
         yield "positions", f"{flow.encoding} {nothing}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ def encoding_facts(name: str, **options: Any) -> Facts:
 
     kind = find(name)
     built = encoding_to_draw(name, **options)
-    accepted = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
+    written = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
+    accepted = [re.sub(r"\bReal\b", "float", each) for each in written]  # in Python, a float may be an int
     return {
         **_facts(name_of_class(kind) or name, kind),
         "options": accepted,

@@ -39,9 +39,9 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
     facts = batch.facts
     index = batch.index
     if index is None:
-        rows, tokens = batch.shape
-        most = facts.num_ids
-        if most is not None and rows and facts.counting == "slots" and tokens > most - facts.first_id:
+        counted, most = _counted(batch).sum(-1), facts.num_ids
+        tokens = int(counted.max()) if len(counted) else 0
+        if most is not None and tokens > most - facts.first_id:
             limit = "has a table for" if facts.has_table else "is made for"
             wrong = f"rows have {tokens:,} tokens, and {facts.name} {limit} {most - facts.first_id:,}"
             yield Finding("length", wrong, "cut the texts")
@@ -61,6 +61,14 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
         got = f"position_ids are {int(flat[row, token].max()):,} {at(row, token)}"
         owner = f"{facts.name} has ids up to {most - 1}" if facts.num_ids else "float32 counts up to 2**24"
         yield Finding("ids", f"{got}, and {owner}", "count the tokens of each document from 0", row, token)
+
+
+def _counted(batch: Batch) -> Bool[Tensor, "rows tokens"]:
+    """Return whether the model counts each token, if the batch has no ids."""
+    facts, ids = batch.facts, batch.tensors.get("input_ids")
+    if facts.counting == "tokens" and ids is not None and facts.first_id:
+        return ids != facts.first_id - 1  # the id of padding
+    return torch.ones_like(batch.real) if facts.counting == "slots" else batch.real
 
 
 def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:

@@ -32,10 +32,14 @@ COUNT_THE_MASK = ("opt",)
 """Models that count the ones of ``attention_mask`` if there are no ``position_ids``."""
 
 COUNT_TOKENS = (
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "altclip_text_model", "bridgetower_text_model", "camembert", "clap_text_model", "data2vec-text", "esm", "ibert",
+    "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
 )  # fmt: skip
 """Models that count all tokens but padding if there are no ``position_ids``, beginning with ``pad_token_id + 1``."""
+
+READ_ROWS = (*COUNT_TOKENS, "mra", "nystromformer", "yoso")
+"""Models whose ``position_ids`` are rows of the table, of which the first are not positions."""
 
 ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
@@ -158,7 +162,7 @@ def facts_of(model: Source | None) -> ModelFacts:
     kind = str(text.get("model_type", name))
     counting: Counting = "mask" if kind in COUNT_THE_MASK else "tokens" if kind in COUNT_TOKENS else "slots"
     takes_ids = _takes_ids(model, kind)
-    first = encoding.offset if isinstance(encoding, Learned) and counting == "tokens" else 0
+    first = encoding.offset if isinstance(encoding, Learned) and kind in READ_ROWS else 0
     return ModelFacts(
         name=name,
         adds_positions=None if encoding is None else "embed" in encoding.methods(),
@@ -195,18 +199,29 @@ def _whole_config(model: Source) -> Mapping[str, Any]:
 
 
 def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | None, str | None]:
-    """Return the encoding of a model (of its first kind of layers if they differ), or why it is unknown."""
+    """Return the encoding of a model, or why it is unknown.
+
+    If parts of the model differ, it is the one that is added to the token embeddings, or else that of the first kind of
+    layers.
+    """
+    encodings, doubt = dict[str | None, PositionEncoding](), None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they concern base and layout, which do not matter for a batch
-        try:
-            return encoding_from_config(config, allow_no_rotation=True), None
-        except LocantError as error:
-            first = error
-        try:
-            kinds = layer_types(config)
-            return encoding_from_config(config, layer_type=next(iter(kinds)), allow_no_rotation=True), None
-        except (LocantError, StopIteration):
-            return None, first.cause
+        for kind in (None, *_layer_types(config)):
+            try:
+                encodings[kind] = encoding_from_config(config, layer_type=kind, allow_no_rotation=True)
+            except LocantError as error:
+                doubt = doubt or error.cause
+    added = (each for each in encodings.values() if "embed" in each.methods())
+    encoding = next(added, None) or next(iter(encodings.values()), None)
+    return encoding, doubt if encoding is None else None
+
+
+def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    try:
+        return layer_types(config)
+    except LocantError:
+        return ()
 
 
 def _num_ids(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:

@@ -7,7 +7,6 @@ about the layers come from the handle that `locant.swap` returns.
 from __future__ import annotations
 
 import json
-import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,6 +27,8 @@ from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
 from locant.positions.description import Weightless, to_config
 from locant.report.explain import layers_rows, spans, summary_rows, swapped_layers
+from locant.shell import shell_path, shell_word
+from locant.spelling import number_list
 from locant.swapping import swap
 from locant.swapping.added_point import bias_points, layer_types
 from locant.swapping.rotary_point import rotary_points
@@ -201,7 +202,8 @@ def _swap(state: State, session: Session) -> Mapping[str, Any]:
     to = max(way.stretched_length(trained), 2 * trained)
     auto, pairs = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
-    model_name, code = shlex.quote(folder), _code_of_encoding(encoding, way, (trained, longest, of_type))
+    code = _code_of_encoding(encoding, way, (trained, longest, of_type))
+    lengths = shell_word(number_list([trained, to]))
     alone = f"{way.name} is for models without further training" if way.is_for_reading_only else None
     return {
         **answer,
@@ -213,8 +215,8 @@ def _swap(state: State, session: Session) -> Mapping[str, Any]:
                    for said in dict.fromkeys(sentences)],
         **pairs,
         "ways": [
-            [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{name_of_way}", refused],
-            [f"locant tune {model_name} my.txt --with {name_of_way} --minutes 30", refused or alone],
+            [f"locant evaluate {shell_path(folder)} my.txt --lengths {lengths} --with own,{name_of_way}", refused],
+            [f"locant tune {shell_path(folder)} my.txt --with {name_of_way} --minutes 30", refused or alone],
         ],
         "python": _codes_of_swap(auto, folder, code, every, of_type, pairs.get("pairs")),
     }  # fmt: skip

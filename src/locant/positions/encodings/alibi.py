@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import entries, flag, real, short_repr
+from locant.arguments import Real, entries, flag, real, short_repr
 from locant.errors import ShapeError
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
@@ -79,7 +79,7 @@ class ALiBi(DistanceBias):
         num_heads: int,
         *,
         learned: bool = False,
-        slopes: Sequence[float] | None = None,
+        slopes: Sequence[Real] | None = None,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
@@ -108,7 +108,7 @@ class ALiBi(DistanceBias):
         return str(self.heads) + (", learned=True" if self.learned else "") + custom
 
 
-def _check_slopes(slopes: Any, num_heads: int) -> list[float]:
+def _check_slopes(slopes: Any, num_heads: int) -> list[Real]:
     remedy = f"pass {num_heads} numbers, one per head of the model"
     checked = [real("an entry of slopes", slope, remedy=remedy) for slope in entries("slopes", slopes, remedy)]
     if len(checked) != num_heads:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, scale_of, whole
+from locant.arguments import MAX_WIDTH, Real, scale_of, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, resolve_positions
 from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.heads import for_query_heads
@@ -64,7 +64,7 @@ class Cope(PositionEncoding):
     )
     needs_all_keys = True
 
-    def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
+    def __init__(self, head_dim: int, max_positions: int = 64, *, scale: Real | None = None) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")
         self.max_positions = whole("max_positions", max_positions, 1, remedy="max_positions=64")

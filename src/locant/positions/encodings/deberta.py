@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, flag, scale_of, short_repr, whole
+from locant.arguments import MAX_WIDTH, Real, entries, flag, scale_of, short_repr, whole
 from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
@@ -88,7 +88,7 @@ class Deberta(RowBias):
         max_distance: int = 512,
         terms: Sequence[DebertaTerm] = ("c2p", "p2c"),
         norm: bool = False,
-        scale: float | None = None,
+        scale: Real | None = None,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()

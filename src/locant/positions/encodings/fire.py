@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, real, whole
+from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.distances import bias_dtype
 from locant.positions.heads import Heads, empty_linear
@@ -69,8 +69,8 @@ class Fire(PositionEncoding):
         num_heads: int,
         *,
         hidden: int = 32,
-        c: float = 0.1,
-        threshold: float = 512.0,
+        c: Real = 0.1,
+        threshold: Real = 512.0,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.distances import bias_dtype
@@ -88,6 +88,6 @@ class Kerple(DistanceBias):
         return f"{self.heads}, kind={self.kind!r}"
 
 
-def _clamp_keeping_gradient(parameter: Tensor, largest: float | None) -> Tensor:
+def _clamp_keeping_gradient(parameter: Tensor, largest: Real | None) -> Tensor:
     """Clamp the parameter and pass its gradient on unchanged."""
     return parameter + (parameter.clamp(MIN_PARAMETER, largest) - parameter).detach()

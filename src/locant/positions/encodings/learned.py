@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
+from locant.arguments import MAX_WIDTH, Real, flag, one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.look_up import look_up
 from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
@@ -57,7 +57,7 @@ class Learned(PositionEncoding):
         paper="Devlin 2018, arXiv 1810.04805",
     )
 
-    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
+    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: Real = INIT_STD) -> None:
         super().__init__()
         self.max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="pass the number of positions")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the token embeddings")
@@ -199,7 +199,7 @@ class LearnedGrid(PositionEncoding):
         mode: Interpolation = "bicubic",
         antialias: bool = False,
         align_corners: bool = False,
-        init_std: float = INIT_STD,
+        init_std: Real = INIT_STD,
     ) -> None:
         super().__init__()
         self.height = whole("height", height, 1, remedy="pass the rows of the grid, such as height=14")

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, shape_error, whole
+from locant.arguments import MAX_WIDTH, Real, shape_error, whole
 from locant.errors import LocantError, Remedy
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, resolve_positions
@@ -57,7 +57,7 @@ class PoPE(PositionEncoding):
         paper="Gopalakrishnan 2025, arXiv 2509.10534",
     )
 
-    def __init__(self, head_dim: int, num_heads: int, *, base: float = 10_000.0, angles: AngleMode = "exact") -> None:
+    def __init__(self, head_dim: int, num_heads: int, *, base: Real = 10_000.0, angles: AngleMode = "exact") -> None:
         super().__init__()
         self.head_dim = check_width("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))

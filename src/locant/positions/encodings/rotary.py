@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, flag, one_of, short_repr, whole
+from locant.arguments import MAX_INT32, Real, flag, one_of, short_repr, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
@@ -129,7 +129,7 @@ class Rotary(PositionEncoding):
         self,
         head_dim: int,
         *,
-        base: float = 10_000.0,
+        base: Real = 10_000.0,
         scaling: Scaling | str | None = None,
         layout: Layout = "half",
         rotary_dim: int | None = None,

@@ -33,7 +33,7 @@ class PerHeadRotation(SameRotationForQueriesAndKeys):
         base: the base of the frequencies.
     """
 
-    def __init__(self, head_dim: int, num_heads: int, base: float) -> None:
+    def __init__(self, head_dim: int, num_heads: int, base: Real) -> None:
         super().__init__()
         self.head_dim = check_width("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))
@@ -92,7 +92,7 @@ class MixedRotary(PerHeadRotation):
         paper="Heo 2024, arXiv 2403.13298",
     )
 
-    def __init__(self, head_dim: int, num_heads: int, *, num_axes: int = 1, base: float = 10_000.0) -> None:
+    def __init__(self, head_dim: int, num_heads: int, *, num_axes: int = 1, base: Real = 10_000.0) -> None:
         super().__init__(head_dim, num_heads, base)
         self.num_axes = whole("num_axes", num_axes, 1, MAX_WIDTH, remedy="num_axes=2 for rows and columns")
         self.frequencies = nn.Parameter(torch.empty(self.num_axes, self.num_heads, self.head_dim // 2))
@@ -172,7 +172,7 @@ class FoPE(PerHeadRotation):
         head_dim: int,
         num_heads: int,
         *,
-        base: float = 10_000.0,
+        base: Real = 10_000.0,
         original_max_seq_len: int,
         noise: Real = 0.3,
         angles: AngleMode = "exact",

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.arguments import Real
 from locant.positions.angles import Angles
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
@@ -58,7 +59,7 @@ class Sandwich(DistanceBias):
     is_traceable_per_pair = False
 
     def __init__(
-        self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
+        self, num_heads: int, *, dim: int = 128, base: Real = 10_000.0, head_slice: slice | None = None
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
         self.dim = check_width("dim", dim, remedy="use dim=128, as in the paper")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, flag, scale_of, whole
+from locant.arguments import MAX_WIDTH, Real, flag, scale_of, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import RowBias
 from locant.positions.encodings import INIT_STD
@@ -67,7 +67,7 @@ class Shaw(RowBias):
         *,
         max_later: int | None = None,
         key_term: bool = False,
-        scale: float | None = None,
+        scale: Real | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")

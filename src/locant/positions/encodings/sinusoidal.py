@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import one_of, real, whole
+from locant.arguments import Real, one_of, real, whole
 from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
@@ -72,11 +72,11 @@ class Sinusoidal(PositionEncoding):
         self,
         d_model: int,
         *,
-        base: float = 10_000.0,
+        base: Real = 10_000.0,
         layout: Layout = "interleaved",
         first: First = "sine",
         offset: int = 0,
-        scale: float = 1.0,
+        scale: Real = 1.0,
     ) -> None:
         super().__init__()
         self.d_model = check_width("d_model", d_model, 1, even=False, remedy="pass the width of the token embeddings")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, scale_of, whole
+from locant.arguments import MAX_WIDTH, Real, scale_of, whole
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
 from locant.positions.distances import bias_dtype, exact_dot
@@ -73,8 +73,8 @@ class TransformerXL(PositionEncoding):
         d_model: int,
         *,
         head_dim: int | None = None,
-        base: float = 10_000.0,
-        scale: float | None = None,
+        base: Real = 10_000.0,
+        scale: Real | None = None,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, one_of, real, whole
+from locant.arguments import MAX_INT32, Real, one_of, real, whole
 from locant.errors import LocantError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
@@ -78,9 +78,9 @@ class XPos(PositionEncoding):
         self,
         head_dim: int,
         *,
-        base: float = 10_000.0,
-        scale_base: float = 512.0,
-        gamma: float = 0.4,
+        base: Real = 10_000.0,
+        scale_base: Real = 512.0,
+        gamma: Real = 0.4,
         center: int = 0,
         layout: Layout = "half",
         angles: AngleMode = "exact",

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import LENGTH, Scaling, Unscaled
 from locant.positions.scaling.divisors import Linear, Llama3, LongRoPE, Proportional, Resonance
@@ -61,7 +61,7 @@ def scaling_name(name: str) -> str | None:
     return next((known for known, kind in SCALINGS.items() if key in (known, *kind.info.aliases)), None)
 
 
-def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
+def scaling_by_name(text: str, trained: int, dim: int, base: Real) -> Scaling:
     """Return the scaling with this name or alias and factor, such as ``"yarn:8"``. The default factor is 4.
 
     Args:

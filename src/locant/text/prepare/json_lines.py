@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from typing import IO, Any
 
 from locant.errors import InputError, Remedy
 from locant.files import FaultError
+from locant.shell import shell_path
 from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, open_source
 from locant.text.prepare.compression import TOOLS
 from locant.text.prepare.separators import split_texts
@@ -80,10 +80,10 @@ def _to_lines(source: Source) -> str:
     """Return the remedy for a JSON array: a command that writes each element on a line."""
     if source.path == STDIN:
         return "pipe it through jq -c '.[]' first"
-    file = shlex.quote(source.path)
+    file = shell_path(source.path)
     if source.compression is None:
-        return f"jq -c '.[]' {file} > {shlex.quote(f'{source.path}.jsonl')}"
-    new = shlex.quote(f"{os.path.splitext(source.path)[0]}.jsonl")  # noqa: PTH122  # a path is a str here
+        return f"jq -c '.[]' {file} > {shell_path(f'{source.path}.jsonl')}"
+    new = shell_path(f"{os.path.splitext(source.path)[0]}.jsonl")  # noqa: PTH122  # a path is a str here
     return f"{TOOLS[source.compression][1]} -dc {file} | jq -c '.[]' > {new}"
 
 

@@ -44,6 +44,7 @@ from typing import Any, TypedDict
 from locant.arguments import flag, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, lock, write_whole
+from locant.shell import shell_path
 from locant.text.prepare.byte_ranges import ByteRange, Source, cut
 from locant.text.prepare.readers import without_text
 from locant.text.prepare.sample import TRAINING_BYTES, Sample, take_sample
@@ -418,7 +419,7 @@ def read_plan(store: Path) -> Plan | None:
         facts = None
     if not isinstance(facts, dict) or facts.pop("version", None) != VERSION:
         cause = f"{folder} is unfinished work of another version of locant"
-        raise InputError(cause, f"rm -r {folder} to discard that work")
+        raise InputError(cause, f"rm -r {shell_path(folder)} to discard that work")
     return Plan(folder=folder, **facts)
 
 

@@ -29,6 +29,7 @@ from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
+from locant.shell import shell_path
 from locant.text.prepare.byte_ranges import Source
 from locant.text.prepare.parts import RECORDED_COUNTS, Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
@@ -332,7 +333,7 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
         changes.append(f"{sum(skipped.values())} bad records were skipped, which would now end the run")
     if changes or not resume:
         why = f"of another request: {'; '.join(changes)}" if changes else "already"
-        raise InputError(f"{out} holds a finished store {why}", f"use another folder, or rm -r {out} first")
+        raise InputError(f"{out} holds a finished store {why}", f"use another folder, or rm -r {shell_path(out)} first")
     tidy(out)
     return store
 

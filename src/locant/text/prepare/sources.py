@@ -15,7 +15,6 @@ import dataclasses
 import glob
 import hashlib
 import os
-import shlex
 import stat
 import warnings
 from collections import Counter
@@ -27,6 +26,7 @@ from typing import Any
 from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.files import NewFile
+from locant.shell import shell_path
 from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, open_source
 from locant.text.prepare.compression import COMPRESSIONS, TOOLS, open_decompressed, require_arrow, require_undamaged
 from locant.text.prepare.text_encodings import (
@@ -156,7 +156,7 @@ def spelled_counts(left_out: Counter[str]) -> str:
 def unpack_remedy(name: str) -> str | None:
     """Return the remedy for an archive, or ``None`` if the name does not end like an archive's."""
     command = next((command for end, command in ARCHIVES.items() if name.lower().endswith(end)), None)
-    return None if command is None else f"unpack it first ({command} {shlex.quote(name)}), and pass the unpacked files"
+    return None if command is None else f"unpack it first ({command} {shell_path(name)}), and pass the unpacked files"
 
 
 def _nothing_to_read(cause: str, others: Iterable[str]) -> InputError:
@@ -207,11 +207,13 @@ def _source(
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"cannot read {name}: {reason}", "pass the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"got {name}, which is not a regular file", f"pass - < {name}")
+        raise InputError(f"got {name}, which is not a regular file", f"pass - < {shell_path(name)}")
     if (format := _format(name)) is None:  # noqa: A001
         compression = COMPRESSIONS.get(os.path.splitext(name.lower())[1])  # noqa: PTH122
         as_text = (
-            f"pass - < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
+            f"pass - < {shell_path(name)}"
+            if compression is None
+            else f"{TOOLS[compression][1]} -dc {shell_path(name)} | locant prepare -"
         )
         remedy = unpack_remedy(name) or f"{as_text} to read it as text"
         raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", remedy)

@@ -29,7 +29,7 @@ import tokenizers
 from jaxtyping import Int, Integer
 
 from locant.arguments import entries, short_repr, whole
-from locant.errors import InputError, RangeError, ShapeError
+from locant.errors import InputError, RangeError, Remedy, ShapeError
 from locant.files import write_whole
 from locant.text.reading import read_texts, well_formed
 from locant.text.tokenizer import definition as definitions
@@ -157,7 +157,7 @@ class Tokenizer:
         """
         names = _special_names(special_tokens)
         least = 256 + len(names)
-        remedy = f"vocab_size={least}: the 256 bytes and the special tokens"
+        remedy = Remedy("{}: the 256 bytes and the special tokens", vocab_size=least)
         size = whole("vocab_size", vocab_size, least, LARGEST_VOCABULARY, remedy=remedy)
         texts = _texts_to_learn(texts_or_paths)
         library = tokenizers.Tokenizer(tokenizers.models.BPE())
