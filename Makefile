@@ -23,7 +23,7 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow sweep test-versions test-browser chromium docs bench gpu engines clean
+.PHONY: help demo test lint types suite test-slow sweep environments test-versions test-browser chromium docs bench gpu engines clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -49,10 +49,11 @@ $(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
 	@$(BIN)/python -m locant.kernels.native
 	@touch $(VENV)/demo.stamp $@
 
+STEPS ?= # of each training of the demo, instead of what `locant compare` takes by default
 demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lands in demo/
 	@mkdir -p demo
 	@$(BIN)/locant embed -o demo/embeddings.safetensors
-	@$(BIN)/locant compare -o demo/report
+	@$(BIN)/locant compare -o demo/report $(addprefix --steps ,$(STEPS))
 	@echo "The report: demo/report/report.html, and in the explorer: locant explore --show results"
 
 test: lint ## lint, types and the fast tests; types are checked meanwhile, on what the tests leave of the cores
@@ -75,27 +76,34 @@ suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature chec
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(PYTEST) -q -m 'slow and not sweep' --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
 
-sweep: $(VENV)/dev.stamp ## every model class and folder of transformers, of which test-slow has one of each code
+sweep: $(VENV)/dev.stamp ## all of what test-slow has a part of: every model class of transformers, character, ...
 	@$(PYTEST) -q -m sweep $(call MARKED,sweep)
 
 VERSIONS ?= newest oldest
 # Of each of other people's packages that locant runs with, the newest of today, or the oldest that pyproject.toml allows:
-# an environment each, which is brought up to date once a day.
+# an environment each, which is brought up to date once a day. Nothing is installed if pip would install the versions of
+# constraints.txt: `make test` runs these tests with them.
 TODAY := $(shell date -u +%F)
+OTHERS = PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt
 .venv-%/$(TODAY).stamp: $(FRAME) tests/versions.py
-	@test -n "$(PYTHON)" && echo "making .venv-$* with $(PYTHON)"
+	@test -n "$(PYTHON)"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@rm -f .venv-$*/*.stamp
 	@$(PYTHON) tests/versions.py $* >.venv-$*/constraints.txt
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt \
-		--no-compile --upgrade --upgrade-strategy eager -e '.[test]'
-	@.venv-$*/bin/python -m locant.kernels.native
+	@cp .venv-$*/constraints.txt .venv-$*/other.txt
+	@test $* != newest || { $(OTHERS) --dry-run --ignore-installed --report .venv-$*/report.json '.[test]' && \
+		$(PYTHON) tests/versions.py newer .venv-$*/report.json >.venv-$*/other.txt; }
+	@test ! -s .venv-$*/other.txt || { echo "making .venv-$* with $(PYTHON)"; \
+		$(OTHERS) --no-compile --upgrade --upgrade-strategy eager -e '.[test]' && .venv-$*/bin/python -m locant.kernels.native; }
 	@touch $@
+environments: $(foreach each,$(VERSIONS),.venv-$(each)/$(TODAY).stamp) ## what test-versions runs in
 
 # What reads other people's models.
 ACROSS := tests/models tests/swapping tests/probing tests/checkpoints tests/engines tests/house/test_documentation.py
-test-versions: $(foreach each,$(VERSIONS),.venv-$(each)/$(TODAY).stamp) ## the fast tests of models and the README with the newest and the oldest packages (VERSIONS=newest: with these)
-	@failed=; for each in $(VERSIONS); do echo "with the $$each packages"; \
+test-versions: environments ## the fast tests of models and the README with the newest and the oldest packages (VERSIONS=newest: with these)
+	@failed=; for each in $(VERSIONS); do \
+		test -s .venv-$$each/other.txt || { echo "the $$each packages are those of make test"; continue; }; \
+		echo "with the $$each packages"; cat .venv-$$each/other.txt; \
 		.venv-$$each/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --other-versions -m 'not slow and not browser' \
 			-k 'not test_documentation or README' $(ACROSS) || failed="$$failed $$each"; done; \
 	test -z "$$failed" || { echo "failed with the packages:$$failed" >&2; exit 1; }
@@ -107,7 +115,7 @@ chromium: ## Chromium for `make test-browser`, where this user may install packa
 		echo "found no chromium and may not install it: the tests in a browser are skipped" >&2
 
 test-browser: $(VENV)/dev.stamp chromium ## the explorer and the live pages, driven in a real Chromium
-	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore tests/docs
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m browser tests/explore tests/docs
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html

@@ -88,10 +88,14 @@ def test_no_queries_or_no_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
-    ("encoding_name", "arrangement_name"), [("none", "left padding"), ("alibi", "causal"), ("deberta", "packed")]
+    ("encoding_name", "arrangement_name"),
+    [("none", "left padding"), pytest.param("alibi", "causal", marks=pytest.mark.sweep), ("deberta", "packed")],
 )
 def test_compiled_on_a_cpu(encoding_name: str, arrangement_name: str) -> None:
-    """Each way for a score function to find its numbers: none, arithmetic, products of tokens; below, a table."""
+    """Each way for a score function to find its numbers: none, arithmetic, products of tokens; below, a table.
+
+    Arithmetic is compiled with a cap, too, in `test_beside_softmax.py`, and without one in the sweep.
+    """
     agrees(ARRANGEMENTS[arrangement_name], encoding_name)
 
 

@@ -265,10 +265,8 @@ def stated_length(config: Any) -> int:
     if length is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "add it to the configuration")
     with suppress(LocantError), warnings.catch_warnings(action="ignore"), Weightless():
-        if (
-            read_config(config)[1].encoding is not None
-            and (rows := table_length([encoding_from_config(config)])) is not None
-        ):
+        has_encoding = read_config(config)[1].encoding is not None
+        if has_encoding and (rows := table_length([encoding_from_config(config)])) is not None:
             return rows  # fewer, if the key counts rows that are not positions
     return integer("max_position_embeddings", length)
 
