@@ -101,8 +101,8 @@ def read_header(path: Path) -> Header:
 class TensorFolder:
     """The tensors of a folder by name, mapped into memory. A file is opened when one of its tensors is requested.
 
-    A mapped tensor is private: changes to it stay in this process. It does not share its storage, so saving it does not
-    save other tensors.
+    A mapped tensor is private, so changes to it stay in this process. It does not share its storage, so saving it does
+    not save other tensors.
 
     Raises:
         InputError: the path is not a folder, or the folder has no safetensors or an invalid index.
@@ -166,7 +166,7 @@ class TensorFolder:
 
 
 def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of files other than weights and configuration: first the checkpoint's, then unrelated ones."""
+    """Return the names of the checkpoint's other files (not weights or configuration), and of unrelated files."""
     others = sorted(path for path in folder.iterdir() if path.name not in (CONFIG, *weights))
     belong = [
         path.name
@@ -186,7 +186,7 @@ def rewrite_folder(
     *,
     force: bool = False,
 ) -> Generator[Path, None, None]:
-    """Create a new folder with the files of weights that `write` writes, and copies of other files.
+    """Create a new folder with the weight files that `write` writes, and copies of other files.
 
     The folder gets its name when the block has ended and all files are on the disk.
     """

@@ -1,7 +1,7 @@
 """Load a configuration from a file, the folder of a model, or a name.
 
 A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
-installed `transformers`, which stands for its default configuration.
+installed `transformers`, whose default configuration is used.
 """
 
 from __future__ import annotations

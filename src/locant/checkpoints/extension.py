@@ -32,7 +32,7 @@ from locant.positions.scaling import EXTENDING, SCALINGS, LongRoPE, Scaling, Uns
 
 
 class LongFactors(NamedTuple):
-    """The divisor of each pair's frequency in LongRoPE, and a sentence about its origin."""
+    """The divisors of the pairs' frequencies in LongRoPE, and a sentence about the origin of the divisors."""
 
     values: tuple[float, ...]
     origin: str

@@ -103,7 +103,7 @@ def convert_folder(
 def write_reordered(
     source: IO[bytes], target: NewFile, header: Header, moves: Mapping[str, Sequence[HeadRows]], to: Layout
 ) -> Iterator[int]:
-    """Write the file at `source`, after its header, with the rows of the tensors in `moves` in the order of `to`.
+    """Write the part of `source` after the header, with the rows of the tensors in `moves` in the order of `to`.
 
     Yield the number of bytes of each write.
     """

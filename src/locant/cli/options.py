@@ -49,7 +49,7 @@ SEED = Whole(min=0, max=2**63 - 1)
 
 
 class PathOption(click.Path):
-    """A file or folder. An empty name is an error: it comes from an unset shell variable and would mean ``.``."""
+    """A file or folder. An empty name, from an unset shell variable, is an error, because it would mean ``.``."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

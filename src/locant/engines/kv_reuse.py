@@ -1,8 +1,8 @@
 """Reuse cached keys at other positions, if a cached text follows another text or moves up in a conversation.
 
-Two rotations are equal to one rotation by the sum of their angles, so keys move by one more rotation, which is the same
-for all tokens of a span. Values do not change. One error remains: in every layer but the first, keys and values depend
-on the tokens before them, and moved keys and values come from another context.
+Two rotations are equal to one rotation by the sum of their angles. So one more rotation, the same for all tokens of a
+span, moves the keys. Values do not change. One error remains. In every layer but the first, keys and values depend on
+the tokens before them, and moved keys and values come from another context.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def move_cache(
             for such models, because the wrong layout silently gives wrong keys.
 
     Raises:
-        LocantError: the cache is quantised, or has other rotated states. Or the encoding is not rotary, or is one
-            `Rotary` for a model whose layers differ.
+        LocantError: the cache is quantised or has other rotated states, the encoding is not rotary, or one `Rotary` is
+            passed for a model whose layers differ.
         RangeError, ShapeError: spans exceed the cache or overlap, or the keys do not fit the encoding.
 
     >>> rotary, keys = Rotary(8), torch.randn(1, 2, 3, 8)

@@ -82,7 +82,7 @@ class EmbeddingPoint:
         return (), arguments
 
     def after_embeddings(self, module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
-        """Add the encoding to the token embeddings, if the model calls them."""
+        """Add the encoding to the token embeddings, if the model computes them."""
         return embedded if self.positions is None else self.new_encoding.current.embed(embedded, self.positions)
 
     def after_model(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
