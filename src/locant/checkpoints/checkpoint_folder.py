@@ -63,7 +63,7 @@ class Header:
 def read_headers(folder: Path) -> dict[str, Header]:
     """Return the header of each safetensors file by file name.
 
-    Raise `InputError` if the index does not match the headers.
+    Raise `InputError` if weights are missing, pickled or damaged, or if the index does not match the headers.
     """
     headers = {name: read_header(folder / name) for name in _weight_files(folder)}
     if (folder / INDEX).exists():
@@ -105,7 +105,8 @@ class TensorFolder:
     not save other tensors.
 
     Raises:
-        InputError: the path is not a folder, or the folder has no safetensors or an invalid index.
+        InputError: the path is not a folder, or the folder has no safetensors, damaged safetensors, both a whole
+            checkpoint and an index, or an invalid index.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -148,7 +149,7 @@ class TensorFolder:
         """Return the tensor, mapped into memory.
 
         Raises:
-            InputError: the dtype does not allow computation, as in quantised weights.
+            InputError: the dtype does not allow computation, as in quantised weights, or the file lacks the tensor.
         """
         entry = self.entry(name)
         dtype = DTYPES.get(entry.dtype)
@@ -203,7 +204,7 @@ def rewrite_folder(
 
 
 def require_output(output: Path, *, force: bool) -> None:
-    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing a folder."""
+    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing the folder of a model."""
     if not (force and output.is_dir() and any(output.iterdir())):
         require_new(output)
     elif not (output / CONFIG).exists():

@@ -92,7 +92,7 @@ def read_source(source: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise `InputError` if the file is missing or does not hold an object."""
+    """Return the object in a JSON file. Raise `InputError` if it is missing, too large, unreadable or not an object."""
     if not path.is_file():
         raise InputError(f"got no file {path}", "use the folder of a checkpoint, with its configuration")
     if path.stat().st_size > MAX_BYTES:

@@ -94,6 +94,10 @@ def extend(
         method: one of `METHODS`.
         factors: long factors for ``longrope``, instead of the factors of YaRN's ramp.
 
+    Raises:
+        InputError: the model cannot be extended by this method.
+        RangeError: the method is unknown, or `to` does not exceed the trained length.
+
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]
     {'rope_type': 'linear', 'factor': 4.0}

@@ -77,7 +77,7 @@ def plot(
             Then the wavelengths before and after are drawn.
 
     Raises:
-        RangeError: a name is unknown, or the encoding does not have one of the options.
+        RangeError: a name is unknown, the length is out of range, or the options do not fit.
         InputError: a configuration cannot be read, or matplotlib is not installed.
 
     >>> figure = plot("alibi", num_heads=2, length=16)

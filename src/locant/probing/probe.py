@@ -115,8 +115,9 @@ def probe(
             parts of which the function ``f(qkv, positions)`` rotates, in place or not.
 
     Raises:
-        InputError: no known calling convention fits, or two equal calls differ, as with dropout. The message names the
-            calls and their errors, or the reason for the difference.
+        InputError: no known calling convention fits, two equal calls differ, as with dropout, or a model has no rotary
+            module that can be measured. The message names the calls and their errors, or the reason.
+        RangeError: an argument is out of range.
 
     >>> from locant import Positions
     >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)

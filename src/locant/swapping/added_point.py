@@ -232,7 +232,7 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
     """Return the bias of the configuration.
 
     Raises:
-        InputError: the code of the attention looks up other buckets.
+        InputError: the attention does not compute a bias from distances, or looks up other buckets.
     """
     num_buckets, max_distance, is_decoder = (getattr(attention, name) for name in SIZES)
     table: nn.Embedding = getattr(attention, TABLE)

@@ -41,7 +41,7 @@ NUM_COMPARED = 11
 CLOSE = 1e-5
 LAST_BIT = 2.0**-22
 ROUNDED = 0.2
-"""The largest error of a cosine at the first `NEAR` positions in a module whose frequencies were rounded to 16 bits."""
+"""The largest error of a cosine at the first `NUM_COMPARED` positions if frequencies were rounded to 16 bits."""
 
 Angles = Any
 """The result of a rotary module: cosines and sines, sines and cosines, or one complex tensor."""

@@ -181,7 +181,7 @@ def _fits(mask: Tensor, shape: torch.Size) -> bool:
 
 
 def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tensor | None, Tensor, torch.Size]:
-    """Return the ids of text and the ids of all axes, for each row of the batch."""
+    """Return the ids of text, the ids of all axes, and the numbers of rows and tokens."""
     try:
         text, index = split_position_ids(ids)
     except LocantError as error:
