@@ -1,4 +1,4 @@
-"""Extend the context of a model with rotary positions: the changed configuration and its effect.
+"""Change the configuration of a model with rotary positions for a longer context, and compute the effect.
 
 A scaling keeps the angles within the trained range. It does not guarantee that the model reads the longer context well.
 Measure how much is lost, and how much a short training recovers.

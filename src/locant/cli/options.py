@@ -136,7 +136,7 @@ encoding_options = _combine(
 
 
 def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
-    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid ones."""
+    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid options."""
     from inspect import signature
 
     from locant.positions.registry import find

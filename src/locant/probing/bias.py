@@ -23,13 +23,13 @@ from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, fun
 from locant.spelling import dtype_name
 
 NUM_TOKENS = 300
-"""The number of tokens whose bias is measured. It exceeds most buckets and the integers that bfloat16 holds exactly."""
+"""The number of tokens whose bias is measured. It exceeds most bucket counts and bfloat16's range of exact integers."""
 
 FAR = 4096
 """The length of the row and the column in which we look for buckets, if the target can return them."""
 
 UNBOUNDED = 2 * FAR
-"""A `max_distance` that the measured values do not distinguish from larger ones."""
+"""A `max_distance` that the measured values do not distinguish from a larger one."""
 
 HIDDEN = -1e4
 SAME = 1e-5
@@ -44,7 +44,7 @@ class BiasReport(Report):
     Args:
         num_heads: the number of heads.
         of_distance: whether the bias depends only on the distance.
-        up_to_rows: whether it depends only on the distance, apart from a constant per row, which softmax ignores.
+        up_to_rows: whether the bias depends only on the distance, apart from a constant per row that softmax ignores.
         causal: whether later keys are hidden.
         symmetric: whether earlier and later keys at the same distance have the same bias.
         slopes: the slope of each head if the bias is linear in the distance, else ``None``.
@@ -337,7 +337,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
     are distances with a separate value.
     """
     num_single = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
-    if not starts or num_single >= count:  # there are no buckets if all distances share one value or none do
+    if not starts or num_single >= count:  # all distances have one value, or each has a separate one
         return
     ends = torch.tensor([*starts, count], dtype=torch.float64) - 1
     firsts = torch.tensor([0, *starts], dtype=torch.float64)
@@ -348,7 +348,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
             return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
 
         far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
-        for least in (len(starts) - 1, 0):  # few distances pass the test of the last bucket, so it comes first
+        for least in (len(starts) - 1, 0):  # few values of `far` pass the test of the last bucket
             first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
             far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
         if len(far):

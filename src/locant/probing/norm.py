@@ -1,8 +1,8 @@
 """Measure the norm that a fused kernel applies to each head, and undo it to measure the rotation.
 
 Position 0 is not rotated, so it shows only the norm. We compare it with the right norm, and with the result of every
-known mistake. Then we undo the norm: we pass tokens whose normed values are the vectors to rotate. In this way we
-measure all properties of a rotation, even if a norm comes first.
+known mistake. To undo the norm, we pass tokens whose normed values are the vectors to rotate. In this way we measure
+all properties of a rotation, even if a norm comes first.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _without_norms(convention: Convention, norms: Sequence[Norm], after: Sequenc
         for side, norm in enumerate(norms):
             tokens = wide if after[side] else wide / norm.weight
             size = tokens.square().mean((1, 3), keepdim=True).sqrt().clamp(min=TINY)
-            tokens = (16 * tokens / size).to(x.dtype)  # far from any eps
+            tokens = (16 * tokens / size).to(x.dtype)  # much larger than any eps
             rotated, normed = convention.call(target, tokens.clone(), index)[side].double(), tokens.double()
             if after[side]:
                 rotated = rotated * norm.size(normed) / norm.weight * size / 16

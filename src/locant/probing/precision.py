@@ -292,7 +292,7 @@ class _Largest(TorchDispatchMode):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """The facts, apart from a token's position, on which its rotation depends.
+    """The dependence of a rotation on more than the position of a token.
 
     Args:
         neighbours: whether a token is rotated differently alone than with others, at positions that are equal or not

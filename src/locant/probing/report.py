@@ -121,7 +121,7 @@ class RotationReport(Report):
             rounding that explains it.
         sampled: whether the errors after casts were measured only at a few positions.
         narrow: the rounding that explains the angles of bfloat16 tokens, or ``None`` if it was not measured.
-        arrangement: the things other than a token's position that change its rotation.
+        arrangement: the dependence of the rotation on more than the position of a token.
         ended: the error that a position after `last` raises, if the positions end there.
         norm: the report on a norm before the rotation, if one was expected.
         note: another remark.

@@ -1,4 +1,4 @@
-"""Show a comparison: its progress in the terminal, the tables at the end, and its page."""
+"""Show the progress of a comparison in the terminal, its tables at the end, and its page."""
 
 from __future__ import annotations
 

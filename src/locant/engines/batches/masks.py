@@ -1,4 +1,4 @@
-"""Check attention masks: their values, and which tokens and pairs of tokens they show.
+"""Check the values of attention masks, and which tokens and pairs of tokens they show.
 
 `transformers` reads a 2-D mask as true and false. It adds a 4-D mask to the scores, unless the mask is boolean.
 """
