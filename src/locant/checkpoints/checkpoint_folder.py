@@ -63,7 +63,7 @@ class Header:
 def read_headers(folder: Path) -> dict[str, Header]:
     """Return the header of each safetensors file by file name.
 
-    Raise `InputError` if the index does not match the headers.
+    Raise `InputError` if weights are missing, pickled or damaged, or if the index does not match the headers.
     """
     headers = {name: read_header(folder / name) for name in _weight_files(folder)}
     if (folder / INDEX).exists():
@@ -101,11 +101,12 @@ def read_header(path: Path) -> Header:
 class TensorFolder:
     """The tensors of a folder by name, mapped into memory. A file is opened when one of its tensors is requested.
 
-    A mapped tensor is private: changes to it stay in this process. It does not share its storage, so saving it does not
-    save other tensors.
+    A mapped tensor is private, so changes to it stay in this process. It does not share its storage, so saving it does
+    not save other tensors.
 
     Raises:
-        InputError: the path is not a folder, or the folder has no safetensors or an invalid index.
+        InputError: the path is not a folder, or the folder has no safetensors, damaged safetensors, both a whole
+            checkpoint and an index, or an invalid index.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -148,7 +149,7 @@ class TensorFolder:
         """Return the tensor, mapped into memory.
 
         Raises:
-            InputError: the dtype does not allow computation, as in quantised weights.
+            InputError: the dtype does not allow computation, as in quantised weights, or the file lacks the tensor.
         """
         entry = self.entry(name)
         dtype = DTYPES.get(entry.dtype)
@@ -166,7 +167,7 @@ class TensorFolder:
 
 
 def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of files other than weights and configuration: first the checkpoint's, then unrelated ones."""
+    """Return the names of the checkpoint's other files (not weights or configuration), and of unrelated files."""
     others = sorted(path for path in folder.iterdir() if path.name not in (CONFIG, *weights))
     belong = [
         path.name
@@ -186,7 +187,7 @@ def rewrite_folder(
     *,
     force: bool = False,
 ) -> Generator[Path, None, None]:
-    """Create a new folder with the files of weights that `write` writes, and copies of other files.
+    """Create a new folder with the weight files that `write` writes, and copies of other files.
 
     The folder gets its name when the block has ended and all files are on the disk.
     """
@@ -203,7 +204,7 @@ def rewrite_folder(
 
 
 def require_output(output: Path, *, force: bool) -> None:
-    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing a folder."""
+    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing the folder of a model."""
     if not (force and output.is_dir() and any(output.iterdir())):
         require_new(output)
     elif not (output / CONFIG).exists():

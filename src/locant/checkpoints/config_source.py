@@ -1,7 +1,7 @@
 """Load a configuration from a file, the folder of a model, or a name.
 
 A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
-installed `transformers`, which stands for its default configuration.
+installed `transformers`, whose default configuration is used.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_source(source: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise `InputError` if the file is missing or does not hold an object."""
+    """Return the object in a JSON file. Raise `InputError` if it is missing, too large, unreadable or not an object."""
     if not path.is_file():
         raise InputError(f"got no file {path}", "use the folder of a checkpoint, with its configuration")
     if path.stat().st_size > MAX_BYTES:

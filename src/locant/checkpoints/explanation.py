@@ -51,7 +51,7 @@ MAX_LAYERS = 10_000
 DEFAULT_LENGTH = 2048
 """The length to measure if a configuration has no length."""
 
-TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narrower than the layers come first
+TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # widths below the layers' come first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,10 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A configuration, explained.
+    """The explanation of a configuration.
 
     Args:
-        longest, trained: the longest sequence, and the longest sequence before it was extended, if known. Rows of a
+        longest, trained: the longest sequence, and the longest sequence before any extension, if known. Rows of a
             table that are not positions do not count.
         layers: the layer types, with the encodings of the architecture.
         strip: every layer, from the first to the last. It is empty if the configuration does not state the number or
@@ -172,7 +172,7 @@ def _on_meta(config: Config, name: str | None) -> PositionEncoding:
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Skips the initialization of tables, because random numbers on the meta device make torch load its compiler.
+    """A mode without the initialization of tables, because random numbers on the meta device load torch's compiler.
 
     It does not use `Weightless`, because the measurement of an architecture without a row would fail in that mode.
     """
@@ -266,7 +266,7 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
 
 
 def _axis_warnings(config: Config, encoding: PositionEncoding) -> Iterator[str]:
-    """Yield the number of pairs of each axis, if it differs from ``mrope_section``."""
+    """Yield a warning with the number of pairs of each axis, if these numbers differ from ``mrope_section``."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (
         not isinstance(encoding, Rotary)

@@ -1,4 +1,4 @@
-"""Extend the context of a model with rotary positions: the changed configuration and its effect.
+"""Change the configuration of a model with rotary positions for a longer context, and compute the effect.
 
 A scaling keeps the angles within the trained range. It does not guarantee that the model reads the longer context well.
 Measure how much is lost, and how much a short training recovers.
@@ -32,7 +32,7 @@ from locant.positions.scaling import EXTENDING, SCALINGS, LongRoPE, Scaling, Uns
 
 
 class LongFactors(NamedTuple):
-    """The divisor of each pair's frequency in LongRoPE, and a sentence about its origin."""
+    """The divisors of the pairs' frequencies in LongRoPE, and a sentence about the origin of the divisors."""
 
     values: tuple[float, ...]
     origin: str
@@ -93,6 +93,10 @@ def extend(
         to: the new length, which exceeds the trained length.
         method: one of `METHODS`.
         factors: long factors for ``longrope``, instead of the factors of YaRN's ramp.
+
+    Raises:
+        InputError: the model cannot be extended by this method.
+        RangeError: the method is unknown, or `to` does not exceed the trained length.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]

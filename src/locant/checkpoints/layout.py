@@ -112,8 +112,8 @@ def convert_layout(
             layout of the architecture.
 
     Raises:
-        InputError: the weights already have this layout, an unknown name may belong to queries or keys, the weights are
-            quantised, or the order of rows in the architecture is unknown.
+        InputError: the weights already have this layout, have no other layout or are quantised, an unknown name may
+            belong to queries or keys, or the layout or the order of rows in the architecture is unknown.
         ShapeError: a tensor does not have the rows that follow from the configuration.
 
     >>> config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}

@@ -212,9 +212,8 @@ def load_swapped(
         options: for ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        InputError: the model was not swapped, or had its own encoding in every layer. Or its ``locant`` entry is
-            damaged, or the parameters of its encoding are missing. Or the folder has custom code, pickles or incomplete
-            files.
+        InputError: the model was not swapped or had its own encoding in every layer, its ``locant`` entry is damaged,
+            the parameters of its encoding are missing, or the folder has custom code, pickles or incomplete files.
     """
     require("transformers", "loading a swapped model")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -229,7 +228,7 @@ def load_swapped(
     require_no_code(path, facts)
     read_headers(path)
     is_described = encoding is None and layers is None
-    # with an argument, the saved encodings are not built: their package may not be installed
+    # with an argument, the saved encodings are not built, because their package may not be installed
     build = lambda each: from_config(each) if is_described and each is not None else NOT_SERIALIZED  # noqa: E731
     plan = _map_layers(path, facts[CONFIG_KEY], build)
     if is_described:

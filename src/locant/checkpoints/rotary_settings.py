@@ -55,7 +55,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class RotarySettings:
-    """How a rotary encoding rotates sequences of `length` positions."""
+    """The rotations of sequences of `length` positions by a rotary encoding."""
 
     head_dim: int
     rotary_dim: int

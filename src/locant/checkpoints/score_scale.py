@@ -63,7 +63,7 @@ def score_scale(config: Config, head_dim: int | None = None) -> ScoreScale | Non
 
 
 def scale_warnings(config: Config, head_dim: int | None = None) -> Iterator[str]:
-    """Yield warnings about a factor that differs from the usual one."""
+    """Yield warnings about a factor that differs from the usual factor."""
     scale = score_scale(config, head_dim)
     if scale is not None:
         usual = f"not with head_dim**-0.5, which is {spell(scale.usual)}"

@@ -1,4 +1,4 @@
-"""The command line: each verb reads its options, calls the library and prints the result.
+"""The command line. Each verb reads its options, calls the library and prints the result.
 
 Results go to stdout, messages and progress to stderr. Exit codes: 0 for success, 2 for an error that you can mend (one
 line describes how), 1 for a bug in this package, 130 after Ctrl-C, 141 if the reader of stdout went away.

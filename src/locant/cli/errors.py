@@ -184,7 +184,7 @@ def _describe_usage_error(error: click.ClickException) -> tuple[str, str]:
 def _describe_unexpected_error(error: Exception) -> tuple[str, str, int]:
     """Return cause, remedy and exit code of an unexpected error.
 
-    It is too little memory, or a bug in a plug-in or in locant.
+    The cause is too little memory, or a bug in a plug-in or in locant.
     """
     lacks_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     if lacks_memory or isinstance(error, MemoryError):

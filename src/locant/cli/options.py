@@ -60,7 +60,7 @@ SEED = Whole(min=0, max=2**63 - 1)
 
 
 class PathOption(click.Path):
-    """A file or folder. An empty name is an error: it comes from an unset shell variable and would mean ``.``."""
+    """A file or folder. An empty name, from an unset shell variable, is an error, because it would mean ``.``."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -147,7 +147,7 @@ encoding_options = _combine(
 
 
 def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
-    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid ones."""
+    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid options."""
     from inspect import signature
 
     from locant.positions.registry import find

@@ -112,7 +112,7 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         raise InputError("got no folder for the store", "-o FOLDER")
     if only_join:
         others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
-        if flags := flags_on_command_line(*others):  # the tasks decided them
+        if flags := flags_on_command_line(*others):  # the tasks have already used these options
             raise InputError(f"got {', '.join(flags)} with --finalize", "locant prepare --finalize -o STORE")
         return _describe_store(finalize(output))
     with warnings.catch_warnings(record=True) as caught, progress_bar() as progress:
@@ -127,7 +127,7 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
 
 
 def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:
-    """Add warnings to an answer: one line each, and ``warnings`` in JSON."""
+    """Add a line for each warning to the text of an answer, and ``warnings`` to the JSON."""
     verb = click.get_current_context().command
 
     def spelled(message: Warning | str) -> str:

@@ -107,7 +107,8 @@ class GgufComparison:
     """A comparison of a file with a configuration.
 
     Args:
-        cos_sin_error: the largest difference between the cosines and sines of the two encodings, over the context.
+        cos_sin_error: the largest difference between the cosines and sines of the two encodings, over the context. It
+            is infinite if pairs or axes differ, and 0 if an encoding is not rotary.
         differences: sentences about the differences.
         ignored: keys of the configuration that have no effect in llama.cpp with this file, and why.
         weights: whether q and k in the file are equal to q and k in the safetensors, reordered or as they are.
@@ -386,7 +387,8 @@ def compare_gguf(
         folder: a folder of safetensors, whose q and k are compared with q and k of the file.
 
     Raises:
-        InputError: the file or the configuration cannot be read, or the configuration has no rotary positions.
+        InputError: the file, the configuration or the folder cannot be read, or locant has no encoding for the
+            positions.
     """
     fields = _Fields(path)
     model = _model(fields, n_ctx)

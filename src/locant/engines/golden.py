@@ -50,7 +50,7 @@ SCALINGS: dict[str, Scaling] = {
 POSITIONS = (
     0, 1, 2, 3, 7, 64, 255, 256, TRAINED - 1, TRAINED, 65_535, 65_536, 131_071, 1_000_000, 2**24 + 1, LONGEST - 1,
 )  # fmt: skip
-"""Positions around the limits of bytes and the trained length, a position beyond float32's integers, and the last."""
+"""Positions around the limits of bytes and the trained length, one beyond float32's integers, and the last position."""
 
 
 def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,8 +1,8 @@
 """Reuse cached keys at other positions, if a cached text follows another text or moves up in a conversation.
 
-Two rotations are equal to one rotation by the sum of their angles, so keys move by one more rotation, which is the same
-for all tokens of a span. Values do not change. One error remains: in every layer but the first, keys and values depend
-on the tokens before them, and moved keys and values come from another context.
+Two rotations are equal to one rotation by the sum of their angles. So one more rotation, the same for all tokens of a
+span, moves the keys. Values do not change. One error remains. In every layer but the first, keys and values depend on
+the tokens before them, and moved keys and values come from another context.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ def move_cache(
             for such models, because the wrong layout silently gives wrong keys.
 
     Raises:
-        LocantError: the cache is quantised, or has other rotated states. Or the encoding is not rotary, or is one
-            `Rotary` for a model whose layers differ.
-        RangeError, ShapeError: spans exceed the cache or overlap, or the keys do not fit the encoding.
+        LocantError: the cache is quantised, needs gradients or has other rotated states, the encoding is not rotary,
+            one `Rotary` is passed for a model whose layers differ, or `latent_layout` is missing or does not fit.
+        RangeError, ShapeError: spans exceed the cache or overlap, `by`, `positions` or the encoding does not fit them
+            or the keys, or a token would move to a position without an angle.
 
     >>> rotary, keys = Rotary(8), torch.randn(1, 2, 3, 8)
     >>> rotated = rotary.rotate_one(keys, Positions.arange(3))

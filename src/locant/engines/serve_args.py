@@ -80,6 +80,7 @@ def serve_arguments(
 
     Raises:
         InputError: the model cannot be extended, or the engine does not support the scaling.
+        RangeError: the engine or the scaling is unknown, or `to` does not exceed the trained length.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> config["max_position_embeddings"] = 4096

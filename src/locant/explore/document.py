@@ -1,7 +1,7 @@
-"""Make the explorer's page: with separate modules from a server, or as one file that holds its numbers.
+"""Make the explorer's page, with separate modules from a server or as one file that holds its numbers.
 
-Without a server, the modules are joined into one. Each module becomes the body of a function that returns its exports,
-after the modules that it imports. Every import must be one line that imports names from a file.
+Without a server, the modules are joined into one. Each module follows the modules that it imports, and becomes the body
+of a function that returns its exports. Every import must be one line that imports names from a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def modules() -> dict[str, str]:
 
 @cache
 def stylesheet() -> str:
-    """Return the style sheet of the page or the widget: the colours of locant's pictures, and the rules."""
+    """Return the style sheet of the page or the widget, with the colours of locant's pictures and the rules."""
     light = _colors(LIGHT, card="#f6f7f9", accent="#0b62a8", mark="#e8f1fa")
     dark = _colors(DARK, card="#1d2126", accent="#6cb2ea", mark="#22303d")
     return (

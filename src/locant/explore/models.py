@@ -1,8 +1,8 @@
-"""Compute attention weights for a row of tokens: in this package's small decoder, a random one, or a model in a folder.
+"""Compute attention weights for a row of tokens in the small decoder, a random decoder, or a model in a folder.
 
-The small decoder was trained on the documentation that ships with CPython. Its training steps alternated between the
-encodings, which share all other weights. It has 350 kB of float16 weights. ``benchmarks/small_model.py`` trains it
-again.
+This package's small decoder was trained on the documentation that ships with CPython. The training steps alternated
+between the encodings, which share all other weights. It has 350 kB of float16 weights. ``benchmarks/small_model.py``
+trains it again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from locant.explore.session import Session
 
 
 class Widget(anywidget.AnyWidget):
-    """One screen. `settings` are the settings of an address, which the visitor or Python can change.
+    """One screen. The visitor or Python can change `settings`, which are the settings of an address.
 
     If they are wrong, `refused` holds the error and the previous picture stays.
     """

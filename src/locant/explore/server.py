@@ -148,7 +148,7 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """Return the body, up to a limit. The rest is read and dropped, or a sending client would lose the answer."""
+    """Return the body, up to a limit. Read and drop the rest, so that a client that still sends gets the answer."""
     parts, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
@@ -195,7 +195,7 @@ def run(session: Session, port: int, token: str, when_ready: Callable[[str], Non
 
     # A screen is many small operations. On a busy machine, the threads of each operation would wait for each other.
     torch.set_num_threads(1)
-    # If the protocol is named, asyncio sends every part of an answer at once. Otherwise the last one waits for 40 ms.
+    # If the protocol is named, asyncio sends every part of an answer at once. Otherwise the last part waits for 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))

@@ -145,7 +145,7 @@ class Session:
     Args:
         files: texts, folders of reports and folders of models, from the command line.
         configs: configurations from the command line, by name.
-        is_shared: whether the answer leaves this machine, so it must not contain the names of folders.
+        is_shared: whether the answer leaves this machine, so that it must not contain the names of folders.
     """
 
     files: Sequence[Path] = ()
@@ -194,8 +194,8 @@ class Session:
     def reports(self) -> dict[str, Path]:
         """All other folders, and the model folders that `locant tune` wrote.
 
-        If there are none, these are the `USUAL` folders. If those do not exist either, these are the recorded reports
-        of this package.
+        If there are none, return the `USUAL` folders. If these do not exist either, return the recorded reports of this
+        package.
         """
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
         reports = {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
@@ -222,7 +222,7 @@ class Session:
 
     def choose_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
         """Return the name, title and configuration of the chosen preset, command-line model or dropped file."""
-        models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # they come first, and win over presets
+        models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # they come first and override presets
         name, dropped = self.choose(state, "model", next(iter(self.configs), FIRST_MODEL), [*models])
         if dropped is None:
             return name, name, models[name]

@@ -135,7 +135,7 @@ def wavelength_text(frequency: float) -> str:
 
 
 class Wavelengths(NamedTuple):
-    """The wavelength of each pair in positions, or ``None`` if it is not rotated. `marks` are lengths by name."""
+    """The wavelengths of each pair in positions, or ``None`` if it is not rotated. `marks` are lengths by name."""
 
     title: str
     before: Lengths
@@ -144,7 +144,7 @@ class Wavelengths(NamedTuple):
 
 
 def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
-    """Draw the wavelengths before and after for each row, with these names as labels, and their ratio."""
+    """For each row, draw the wavelengths before and after, labelled with `names`, and their ratio."""
     figure = LIGHT.blank(10.5, 0.6 + 3.6 * len(rows))
     for row, axes in zip(rows, figure.subplots(len(rows), 2, squeeze=False, width_ratios=(3, 2)), strict=True):
         _draw_row(row, axes, names, LIGHT)

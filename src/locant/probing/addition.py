@@ -1,7 +1,7 @@
-"""Measure modules that add a vector to each token by its position: the vectors, their axis, and the last position.
+"""Measure modules that add a vector to each token according to its position.
 
 A call adds a vector if the difference of its results for two inputs is the difference of the inputs times one factor.
-The rest of the result is the vector.
+The vector is the result minus the input times this factor. We measure the vectors, their axis, and the last position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures,
 from locant.spelling import spell
 
 SAME = 1e-4
-"""The largest difference of equal vectors, relative to the largest number."""
+"""Vectors count as equal up to this difference, relative to the largest number."""
 
 WRONG = 1e-2
 """The smallest error of sinusoidal vectors that causes a warning."""
@@ -53,7 +53,7 @@ class AdditionReport(Report):
 
     Args:
         width: the width of a token.
-        tokens: the shape of its tokens, in words.
+        tokens: the shape of tokens, in words.
         along: the axes of positions, usually one.
         given: whether the module takes positions. Otherwise it counts tokens from 0.
         factor: the factor by which tokens are multiplied before the vector is added.
@@ -111,7 +111,7 @@ class AdditionReport(Report):
 
 
 class _Call(NamedTuple):
-    """A calling convention, with the sizes of tokens (without the width), and the axis of positions."""
+    """A calling convention, with the axis sizes of tokens (without the width) and the axis of positions."""
 
     called: str
     add: Callable[[Tensor, Tensor], Any]
@@ -131,7 +131,7 @@ class _Call(NamedTuple):
         return result.double()
 
     def rows(self, positions: Tensor, axis: int) -> Tensor:
-        """Return the added vectors ``[positions, width]``, from tokens of zeros, so that no sum rounds them."""
+        """Return the added vectors ``[positions, width]``. The tokens are zeros, so that no sum rounds the vectors."""
         sizes = [1] * len(self.sizes)
         sizes[axis] = len(positions) if self.axis is not None else int(positions.max()) + 1
         sizes = [*self.sizes] if self.is_fixed else sizes
@@ -151,7 +151,7 @@ def is_addition(subject: Subject) -> bool:
 
 
 def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None:
-    """Return the factor of tokens before a vector is added, or ``None`` if the results are not such sums."""
+    """Return the factor of tokens in a sum of tokens and a vector, or ``None`` if the results are not such sums."""
     moved, change = results[0] - results[1], (inputs[0] - inputs[1]).expand_as(results[0])
     factor = float((moved * change).sum() / change.square().sum())
     least = SAME * max(float(each.abs().max()) for each in (*results, *inputs))
@@ -163,7 +163,7 @@ def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None
 def addition_report(
     target: Any, expected: PositionEncoding | None, head_dim: int | None, failures: Failures
 ) -> AdditionReport | None:
-    """Return a report on the added vectors, or ``None`` if they do not depend on positions alone."""
+    """Return a report on the added vectors, or ``None`` if no call adds vectors that depend only on positions."""
     measured: set[str] = set()
     for call in _calls(target, head_dim):
         if call.called in measured:  # it was measured with another width
@@ -261,7 +261,7 @@ def _report(
 
 
 def _end(call: _Call, axis: int) -> tuple[int, str | None]:
-    """Return the last position that has a vector, and the error of the next position."""
+    """Return the last position that has a vector, and the error of the next position, if an error was found."""
     if call.is_fixed:
         return call.sizes[axis] - 1, None
 
@@ -292,9 +292,9 @@ def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
 
 
 def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
-    """Return the encoding with these vectors, or ``None`` if no encoding has them.
+    """Return the sinusoidal encoding with these vectors, or ``None`` if there is none.
 
-    Sines and cosines are read as angles.
+    Each sine and its cosine give an angle, and the angles give the frequencies.
     """
     width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
     if width % 2 or len(steps) < 2:
@@ -333,7 +333,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
 
 
 def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[str]:
-    """Yield differences of the vectors from an encoding."""
+    """Yield the differences between the vectors and the vectors of an encoding."""
     if "embed" not in expected.methods():
         yield "it adds vectors to tokens, and the encoding does not"
         return

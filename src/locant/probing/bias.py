@@ -1,4 +1,4 @@
-"""Measure a bias that is added to attention scores: its dependence on distances, its slopes, and its buckets."""
+"""Measure the slopes, buckets and dependence on distances of a bias that is added to attention scores."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, fun
 from locant.spelling import dtype_name
 
 NUM_TOKENS = 300
-"""The number of tokens whose bias is measured. It exceeds most buckets and the integers that bfloat16 holds exactly."""
+"""The number of tokens whose bias is measured. It exceeds most bucket counts and bfloat16's range of exact integers."""
 
 FAR = 4096
 """The length of the row and the column in which we look for buckets, if the target can return them."""
 
 UNBOUNDED = 2 * FAR
-"""A `max_distance` that the measured values do not distinguish from larger ones."""
+"""A `max_distance` that the measured values do not distinguish from a larger one."""
 
 HIDDEN = -1e4
 SAME = 1e-5
@@ -44,19 +44,20 @@ class BiasReport(Report):
     Args:
         num_heads: the number of heads.
         of_distance: whether the bias depends only on the distance.
-        up_to_rows: whether it depends only on the distance, up to a constant per row, which softmax ignores.
+        up_to_rows: whether the bias depends only on the distance, apart from a constant per row that softmax ignores.
         causal: whether later keys are hidden.
         symmetric: whether earlier and later keys at the same distance have the same bias.
         slopes: the slope of each head if the bias is linear in the distance, else ``None``.
-        slopes_of: the number of heads of an ALiBi with these slopes, and the first of its heads that has one of them,
-            or ``None`` if there is no such ALiBi.
-        buckets: the numbers of values for earlier and for later keys, if there are fewer values than distances.
+        slopes_of: the number of heads of an ALiBi that contains these slopes, and the number of the head with the first
+            slope, or ``None`` if there is no such ALiBi.
+        buckets: the numbers of different values for earlier and for later keys, if the bias is not linear and one of
+            these numbers is less than half the number of distances.
         farthest: the largest distance at which buckets were measured.
         alike: all settings of the encoding that give the same buckets up to `farthest`. Empty if there is only one
             setting.
-        of_all: whether the encoding agrees at all keys that are not hidden, including later keys.
+        of_all: whether the encoding agrees at later keys too, if these are not hidden.
         cached: whether a call with one query returns the last row of the matrix, or ``None`` if such a call fails.
-        rounded: the dtype that rounds the bias to steps, so that neighbouring distances share a value.
+        rounded: the dtype to which the bias is rounded, so that far distances share a value, or ``None``.
     """
 
     num_heads: int
@@ -131,7 +132,7 @@ def _are_equal(slopes: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def _find_alibi(slopes: Sequence[float]) -> tuple[int, int] | None:
-    """Return the number of heads of an ALiBi that contains these slopes, and the first of these heads, or ``None``."""
+    """Return the number of heads of an ALiBi that contains these slopes, and the first such head, or ``None``."""
     count = len(slopes)
     for num_heads in (count, *(count * times for times in (2, 3, 4, 5, 6, 8, 10, 12, 16, 32, 64))):
         usual = alibi_slopes(num_heads)
@@ -211,7 +212,7 @@ def _bias(call: BiasOf, query_len: int, key_len: int) -> Tensor:
 
 
 def _relative(bias: Tensor) -> Tensor:
-    """Return the bias relative to the query's own token. Softmax ignores this constant per row."""
+    """Return the bias minus the bias of the query's own token. Softmax ignores such a constant per row."""
     return bias - bias.diagonal(dim1=1, dim2=2)[..., None]
 
 
@@ -230,7 +231,10 @@ def _sides(bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values up to distance `FAR`, from a row and a column that agree with the matrix, in either order."""
+    """Return the values of earlier keys and of later keys, up to distance `FAR` if a long row or column has them.
+
+    Such a row or column must begin with the values in the matrix, in its own or in reverse order.
+    """
     lines: list[Tensor] = []
     for queries, keys in ((1, FAR), (FAR, 1)):
         try:
@@ -247,7 +251,7 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
 def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
     """Return the slope of each head and the dtype that rounds the bias.
 
-    Each is ``None`` if the bias is not linear, and the dtype also if the bias is not rounded.
+    Both are ``None`` if the bias is not linear. The dtype is also ``None`` if the bias is not rounded.
     """
     slopes = -earlier[:, 1]
     line = -slopes[:, None] * torch.arange(earlier.shape[1])
@@ -273,7 +277,7 @@ def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
 
 
 class _Buckets(NamedTuple):
-    """T5's buckets, and the range of `max_distance` that gives them. The end of the range may be `UNBOUNDED`."""
+    """T5's buckets, and the range of `max_distance` that gives these buckets. The range may end at `UNBOUNDED`."""
 
     bidirectional: bool
     num_buckets: int
@@ -288,14 +292,14 @@ class _Buckets(NamedTuple):
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """A sort key that is smallest for the usual settings: a `max_distance` of 128, and a power of two."""
+        """A sort key. It is smallest for a `max_distance` of 128 and a power of two as the number of buckets."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
 def _find_t5(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
     """Return T5's bias with the measured table, and all settings with the same buckets, if there are several.
 
-    `after` is ``None`` if later keys are hidden.
+    If no settings give these buckets, return ``None``. `after` is ``None`` if later keys are hidden.
     """
     starts = _starts(earlier)
     one_way = after is None or bool((after == after[:, :1]).all())
@@ -322,18 +326,18 @@ def _find_t5(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | 
 
 
 def _starts(side: Tensor) -> list[int]:
-    """Return the distances of 1 or more whose value in some head differs from the value at the previous distance."""
+    """Return each distance at which the value of some head differs from its value at the previous distance."""
     return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
 
 
 def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield numbers of buckets of one side, with the first and last `max_distance` that give buckets with these starts.
+    """Yield each possible number of buckets of one side, with the range of `max_distance` that gives these starts.
 
     Each bucket in the first half of T5's buckets holds one distance. So this half does not have more buckets than there
-    are distances with their own value.
+    are distances with a separate value.
     """
     num_single = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
-    if not starts or num_single >= count:  # one value, or a value for each distance: no buckets
+    if not starts or num_single >= count:  # all distances have one value, or each has a separate one
         return
     ends = torch.tensor([*starts, count], dtype=torch.float64) - 1
     firsts = torch.tensor([0, *starts], dtype=torch.float64)
@@ -344,7 +348,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
             return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
 
         far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
-        for least in (len(starts) - 1, 0):  # test the last bucket first, which few pass
+        for least in (len(starts) - 1, 0):  # few values of `far` pass the test of the last bucket
             first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
             far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
         if len(far):

@@ -23,7 +23,7 @@ class Cost(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The larger cost."""
+        """The larger of the two costs."""
         return max(self.at_2048, self.at_8192 or 0.0)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Finding(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether this deserves a warning, because it does harm or has a measured cost."""
+        """Whether the problem deserves a warning: it has a measured cost, or it does harm and was not measured."""
         return self.harms if self.cost is None else COSTS[self.cost].worst > SMALL
 
     def __str__(self) -> str:

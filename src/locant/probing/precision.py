@@ -36,7 +36,7 @@ MOST_ELEMENTS = 2**23
 """The largest tensor that a call may make. If a target makes a table of all positions, this limits the positions."""
 
 EXPLAINED = 4e-6
-"""A rounding explains angles if it predicts them up to this difference. Angles from float32 are exact to 1e-7."""
+"""A rounding explains angles if it predicts them up to this difference. Float32 results give angles exact to 1e-7."""
 
 READ_OFF, READ_OFF_NARROW = 5e-7, 1.2e-2
 """The largest error of an angle that is computed from float32 results, and from bfloat16 results."""
@@ -135,9 +135,9 @@ def precision_of(
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
-    """Return positions, their angles ``[positions, pairs]``, the largest error at each, and the name of an exception.
+    """Return positions, angles ``[positions, pairs]``, the largest error at each position, and an exception's name.
 
-    It is the exception that the target raises at the position after the last one, or ``None`` if it raises none.
+    The target raises this exception after the last position. The name is ``None`` if no position failed.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
@@ -152,7 +152,7 @@ def _errors(
             except MemoryError:
                 break
             except CALL_ERRORS as error:
-                if ended is None and errors:  # the last position is between two tried ones
+                if ended is None and errors:  # the last position is between two tried positions
                     ended, queue = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
                 break
@@ -220,7 +220,7 @@ def _offsets(rotation: Rotation) -> Tensor:
 def _first_uneven(
     angles: Tensor, index: Tensor, frequencies: Tensor, farthest: int, share: float = FEW_ROUNDINGS
 ) -> tuple[int, float] | None:
-    """Return the first position whose angles do not fit the frequencies of earlier positions, and their error.
+    """Return the first position whose angles do not fit the frequencies of earlier positions, and the largest error.
 
     The frequencies were measured at positions up to `farthest`. Each farther position that fits makes the frequencies
     more exact. An angle may have a relative error of `share`.
@@ -240,9 +240,9 @@ def _rounding(
 ) -> str | None:  # fmt: skip
     """Return the rounding that gives these angles ``[positions, pairs]``, or ``None`` if no known rounding does.
 
-    If a target computes angles in a narrow dtype, their cosines are also rounded to it, which changes the angles that
-    we compute from them. Measured frequencies count as exact if angles grow evenly. Scaled frequencies may have one
-    more rounding.
+    A target that computes angles in a narrow dtype also rounds their cosines. This changes the angles that we compute
+    from the cosines. Measured frequencies count as exact if angles grow evenly. Scaled frequencies may have one more
+    rounding.
     """
     if is_measured and _first_uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
@@ -278,7 +278,7 @@ def _rounding(
 
 
 class _Largest(TorchDispatchMode):
-    """Record the number of elements of the largest tensor that is made."""
+    """A dispatch mode that records the number of elements of the largest tensor that is made."""
 
     largest = 0
 
@@ -292,16 +292,17 @@ class _Largest(TorchDispatchMode):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """The things other than a token's position that change its rotation.
+    """The dependence of a rotation on more than the position of a token.
 
     Args:
-        neighbours: positions of one call that are equal or not consecutive, as with left padding or a cache.
-        rows: rows of a batch with different positions.
+        neighbours: whether a token is rotated differently alone than with others, at positions that are equal or not
+            consecutive, as with left padding or a cache.
+        rows: whether a row is rotated differently alone than in a batch whose rows have different positions.
         grows_at: the smallest last position of a call that also changes the rotation at small positions.
-        remembers: an earlier long sequence changes the rotation of a short one.
-        writes: the target overwrites its arguments, although it returns a result.
-        crowds: in a call with thousands of tokens, some are rotated differently than in a call with a few tokens.
-        strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
+        remembers: whether an earlier long sequence changes the rotation of a short one.
+        writes: whether the target overwrites its arguments, although it returns a result.
+        crowds: whether some tokens are rotated differently in a call with thousands of tokens than in one with a few.
+        strided: whether a view into a larger tensor is rotated differently, or the rest of that tensor changes.
         of: ``"queries"`` or ``"keys"`` if only this side is affected, else ``None``.
     """
 
@@ -361,7 +362,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
             alone = alone or _is_different(one, whole[:, :, number : number + 1])
         last = min(30, subject.limit)
         tokens, second = _random(subject, 5).repeat(3, 1, 1, 1), range(last - 4, last + 1)
-        # More rows than heads, so that no code confuses them.
+        # There are more rows than heads, so that code cannot confuse rows with heads.
         batch = _rotate_rows_or_none(subject, tokens, range(5), second, range(5))
         rows = batch is not None and _is_different(batch[1:2], _rotate_rows(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
@@ -404,7 +405,7 @@ def _differs_in_view(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
 
 
 def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
-    """Return the change of q . k, relative to the lengths of both, for each common shift of their positions.
+    """Return the change of q . k, relative to |q| |k|, for each common shift of their positions.
 
     Args:
         factor: the factor by which q . k is multiplied.

@@ -53,13 +53,13 @@ from locant.probing.token_calls import CALL_ERRORS, HEADS, Failures
 from locant.spelling import spell
 
 SAME = 1e-3
-"""The largest difference of equal tokens of size 1. Float32 angles up to 61 radians change them by 1e-5."""
+"""Tokens of size 1 count as equal up to this difference. Float32 angles up to 61 radians change them by 1e-5."""
 
 AGREES = 1e-4
-"""The largest difference between a measured encoding and its target, for float32 angles up to 61 radians."""
+"""A measured encoding agrees with its target up to this difference, for float32 angles up to 61 radians."""
 
 PARTS = ("Vision", "Audio")
-"""Words in the class names of a part of a model. Its rotary module is not built from another part's configuration."""
+"""Words in the class names of parts of a model. A rotary module is not built from another part's configuration."""
 
 ROTARY_CLASS_NAME = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
@@ -115,8 +115,9 @@ def probe(
             parts of which the function ``f(qkv, positions)`` rotates, in place or not.
 
     Raises:
-        InputError: no known calling convention fits, or two equal calls differ, as with dropout. The message names the
-            calls and their errors, or the reason for the difference.
+        InputError: no known calling convention fits, two equal calls differ, as with dropout, or a model has no rotary
+            module that can be measured. The message names the calls and their errors, or the reason.
+        RangeError: an argument is out of range.
 
     >>> from locant import Positions
     >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)
@@ -208,7 +209,7 @@ def _probe_lab_model(model: str, encoding: PositionEncoding, expected: PositionE
 def _probe_rotation(
     subject: Subject, expected: PositionEncoding | None, norm: NormReport | None = None, *, by_row: bool = False
 ) -> RotationReport:
-    """Measure a rotation, short sequences first. With `by_row`, `expected` was read from a configuration."""
+    """Measure a rotation, with short sequences first. `by_row` is true if `expected` was read from a configuration."""
     subject = require_steady(subject)
     q, k = rotations(subject)
     differences, note = [] if expected is None else _differences((q, k), expected), None
@@ -232,7 +233,7 @@ def _probe_rotation(
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
     is_norm_known = norm is None or None not in norm.found  # lengths after an unknown norm fit no encoding
-    if is_norm_known and (angles := names[0]) is not None:  # lengths decide between them
+    if is_norm_known and (angles := names[0]) is not None:  # lengths decide between the candidates
         candidates.append(angles.replace(angles=mode))
         if q.change > 1e-3 and angles.has_named_layout:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))
@@ -275,7 +276,7 @@ def _subject_of(encoding: PositionEncoding) -> Subject:
 
 
 def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], encoding: PositionEncoding) -> float:
-    """Return the largest difference from the encoding's queries and keys, in any common order of dimensions."""
+    """Return the largest difference from an encoding, or infinity if queries and keys order dimensions differently."""
     if sides[0].order != sides[1].order:
         return math.inf
     generator = torch.Generator().manual_seed(0)
@@ -288,7 +289,7 @@ def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], enco
 
 
 Difference = tuple[str, str | None]
-"""A difference in words, and its cost: a key of `COSTS`, or ``None`` if not measured."""
+"""A difference in words, and the key of its cost in `COSTS`, or ``None`` if the cost was not measured."""
 
 
 def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> list[Difference]:
@@ -338,7 +339,7 @@ def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
 
 
 def _frequency_cost(ours: Rotation, other: Rotation) -> str | None:
-    """Return the key of the cost of another base or of one factor for all frequencies, ``None`` for other changes."""
+    """Return the key of the cost if the base differs or one factor changes all frequencies, else ``None``."""
     both = [(sum(a.frequencies), sum(b.frequencies)) for a, b in zip(ours.blocks, other.blocks, strict=True)]
     if any(a.axes != b.axes for a, b in zip(ours.blocks, other.blocks, strict=True)) or not all(
         a * b > 0 for a, b in both
@@ -357,10 +358,11 @@ def is_measurable(config: object) -> bool:
 
 
 def measured_rotary(config: object, layer_type: str | None) -> Rotary:
-    """Return the measured encoding of an unknown architecture, with a warning.
+    """Return the measured encoding of an unknown architecture, and warn that it was measured.
 
     Raises:
-        InputError: the measured rotation is not an encoding of this package.
+        InputError: the rotary module cannot be measured, its rotation is not an encoding of this package, or its
+            frequencies depend on the length.
     """
     report = _probe_config(config, layer_type, None)
     name = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", "")

@@ -22,10 +22,10 @@ DEPENDS = 1e-3
 """Scores depend on more than distances if they change by more than this share of |q| |k| over a thousand positions."""
 
 FACTOR = 1e-5
-"""Relative changes of a length up to this size do not count."""
+"""Relative changes of a length up to this size are ignored."""
 
 NEGLIGIBLE = 1e-2
-"""The largest change of an angle by a cast that is ignored, in radians at positions up to 4,097."""
+"""Changes of an angle by a cast are ignored up to this size, in radians at positions up to 4,097."""
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -50,8 +50,8 @@ class Report:
         subject: the name of the target.
         called: the calling convention that worked.
         encoding: the encoding of this package with the same effect, if there is one.
-        agrees: the largest difference from `encoding`, for random tokens at positions up to 61 or for biases. ``None``
-            if they were not compared.
+        agrees: the largest difference from `encoding` in random tokens at positions up to 61, added vectors or biases.
+            ``None`` if nothing was compared.
         expected: the encoding that the target was compared with.
         differences: the differences from `expected`.
         costs: the cost of each difference, a key of `locant.probing.costs.COSTS`, if it was measured.
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Descriptions of mistakes and risks, the most costly first."""
+        """Descriptions of mistakes and risks, the most important first."""
         return tuple(map(str, self._findings()))
 
     def _findings(self) -> list[Finding]:
@@ -121,7 +121,7 @@ class RotationReport(Report):
             rounding that explains it.
         sampled: whether the errors after casts were measured only at a few positions.
         narrow: the rounding that explains the angles of bfloat16 tokens, or ``None`` if it was not measured.
-        arrangement: the things other than a token's position that change its rotation.
+        arrangement: the dependence of the rotation on more than the position of a token.
         ended: the error that a position after `last` raises, if the positions end there.
         norm: the report on a norm before the rotation, if one was expected.
         note: another remark.
@@ -282,10 +282,7 @@ class RotationReport(Report):
                 yield Finding(phrase, harms=name != "writes")
 
     def _times_counted(self) -> float:
-        """Return the angle of the fastest pair at position 1, which is usually 1.
-
-        Return 1 if the rotation was expected.
-        """
+        """Return the angle of the fastest pair at position 1, usually 1. Return 1 if the rotation is as expected."""
         if self.expected is not None and not self.differences:
             return 1.0
         return max(abs(sum(block.frequencies)) for block in (*self.queries.blocks, *self.keys.blocks))
@@ -358,7 +355,7 @@ class RotationReport(Report):
 
 
 def first_and_last(values: Iterable[Any]) -> str:
-    """Return the first three values and the last one, in words."""
+    """Return the first three values and the last value, or up to four values, in words."""
     phrase = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
     return ", ".join(phrase if len(phrase) <= 4 else [*phrase[:3], "...", phrase[-1]])
 
@@ -367,7 +364,7 @@ Dims = Sequence[tuple[int, int]]
 
 
 def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
-    """Describe the first difference of two lists of pairs: at the beginning, after some pairs, or in their length."""
+    """Describe the first difference between two lists of pairs. If one begins with the other, describe the lengths."""
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     same = next(differing, min(len(one), len(other)))
     if same == 0:
@@ -383,7 +380,7 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
 
 
 def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
-    """Yield the differences between keys and queries that affect scores."""
+    """Yield the differences that affect scores, as the ends of sentences that begin "Queries and keys are not"."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:
             yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all"

@@ -3,7 +3,7 @@
 The fit has five steps, and each step takes the result of the previous step:
 
 1. `rotations` rotates the unit vectors. These determine a linear map, so other tokens are not needed. The results are
-   the columns of the matrix: cosines and sines without additional rounding.
+   the columns of the matrix. They are cosines and sines without additional rounding.
 2. `_in_input_order` undoes a permutation, and `_partners` returns which dimensions depend on each other. If these are
    pairs, the matrix consists of blocks of 2 x 2, and is fitted block by block.
 3. `_fit_blocks` reads two angles from each block, one for each row. A block is a rotation times a factor if both angles
@@ -42,7 +42,7 @@ ZERO = 1e-9
 """Matrix entries and angles up to this size count as 0."""
 
 ROUNDED = 2e-5
-"""The largest difference of equal angles up to 61 radians, and of products of them, in float32."""
+"""Float32 angles up to 61 radians, and their products, count as equal up to this difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +82,13 @@ class Rotation:
         blocks: the rotated pairs, empty if dimensions are mixed in larger groups.
         mixed: the largest number of dimensions that depend on each other, 2 in a rotation of pairs.
         factor: the factor of lengths at position 0.
-        change: the largest other relative change of a pair's length, at positions up to 61.
+        change: the largest relative change of a pair's length apart from `factor`, at positions up to 61.
         bent: the largest difference of an angle from frequency x position, in radians.
         order: the input dimension of each output dimension, or ``None`` if the order does not change.
         num_heads: the number of rotated heads, counted from the first, or ``None`` if all heads are rotated.
-        same_heads: whether all of these heads are rotated equally.
+        same_heads: whether all rotated heads are rotated equally.
         moves: whether the result depends on the position.
-        is_multiple: whether tokens at position 0 are multiplied by one number, up to the order of dimensions.
+        is_multiple: whether tokens at position 0 are only multiplied by one number and reordered.
     """
 
     blocks: tuple[Block, ...]
@@ -104,7 +104,7 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """The true position of the angles at position 0, or ``None`` if there is no such position.
+        """The position at which `frequencies` alone give the angles of position 0, or ``None`` if there is none.
 
         The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so
         its offset gives `begin` roughly. Each faster pair makes it more exact, as later positions do in
@@ -129,7 +129,7 @@ def _are_near(one: Sequence[float], other: Sequence[float], share: float, least:
 
 
 def odd_pairs(one: Rotation, other: Rotation, least: float) -> tuple[list[tuple[Block, Block]], bool]:
-    """Return the pairs whose frequencies differ between two rotations, and whether they are all opposite numbers."""
+    """Return the pairs with different frequencies in two rotations, and whether all of these have opposite signs."""
     both = zip(one.blocks, other.blocks, strict=True)
     odd = [(a, b) for a, b in both if not _are_near(a.frequencies, b.frequencies, 1e-5, least)]
     return odd, all(_are_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
@@ -175,11 +175,9 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
 
 
 def _count_rotated_heads(heads: Tensor) -> int | None:
-    """Return the number of heads before the first head that is the same at all positions.
+    """Return the number of heads before the first head that positions do not change.
 
-    Return ``None`` if no head is.
-
-    Also return ``None`` if head 0 is the same at all positions.
+    Return ``None`` if positions change all heads, or if they do not change head 0.
     """
     is_constant = [bool((head == head[:1]).all()) for head in heads]
     return is_constant.index(True) if not is_constant[0] and any(is_constant) else None
@@ -258,7 +256,7 @@ def fit_frequencies(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Te
 
 
 def wrap_angle(angle: Tensor) -> Tensor:
-    """Return the angle from -pi to pi."""
+    """Return the angle plus the full turns that bring it between -pi and pi."""
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
@@ -315,9 +313,7 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
 
 
 def is_recognised(encoding: Rotary) -> bool:
-    """Return whether the frequencies follow from numbers with three digits.
-
-    A measurement does not give such numbers by chance.
+    """Return whether the frequencies follow from numbers with three digits, which do not arise by chance.
 
     Other frequencies are only as exact as the measurement, so that errors of angles cannot be computed from them.
     """
@@ -361,10 +357,10 @@ def _scaled_ladders(frequencies: Tensor, order: Sequence[int], ladder: int) -> I
 
 
 def _base_of_ends(frequencies: Tensor, rungs: Tensor, ladder: int) -> float:
-    """Return the base that gives the ratio of the frequencies of the first and the last rung without a scaling.
+    """Return the base that, without a scaling, gives the ratio between the frequencies of the first and last rungs.
 
     The logarithm of a frequency is linear in the rung: ``-log(factor) - 2 rung / ladder log(base)``. So two frequencies
-    give the base and the factor, and the ends of the line give the most exact ones.
+    give the base and the factor. The ends of the line give the most exact values.
     """
     first, last = int(rungs.argmin()), int(rungs.argmax())
     power = -2 * (rungs[last] - rungs[first]) / ladder

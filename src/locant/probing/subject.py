@@ -46,7 +46,7 @@ from locant.spelling import spell
 WIDTH_NAMES = ("head_dim", "dim_head", "d_head", "head_size", "d_k", "dim", "d", "d_model", "embed_dim")
 """Attributes that may hold the width of a head or a token.
 
-In a rotation, ``head_dim`` is trusted, and the other values are only tried.
+For a rotation, we trust ``head_dim`` and only try the other values.
 """
 
 
@@ -224,7 +224,7 @@ def _stated_axes(target: Any) -> tuple[int, ...]:
 
 
 def refuse(target: Any, failures: Failures) -> NoReturn:
-    """Raise `InputError` for a target that no calling convention fits, with each call and its error."""
+    """Raise `InputError` because no calling convention fits the target. The message names each call and its error."""
     if inspect.isclass(target) and issubclass(target, nn.Module):
         got = f"got the class {target.__name__}, which has to be built before it can be called"
         raise InputError(got, f"locant.probe({target.__name__}(...))")

@@ -1,4 +1,4 @@
-"""Show a comparison: its progress in the terminal, the tables at the end, and its page."""
+"""Show the progress of a comparison in the terminal, its tables at the end, and its page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from locant.text.corpus import Corpus
 
 
 class Screen(Watcher):
-    """Shows the progress of a comparison on stderr, with a bar only in a terminal, and writes the report at its end."""
+    """A watcher that shows the progress of a comparison on stderr, and writes the report at the end.
+
+    It shows a bar only in a terminal.
+    """
 
     def __init__(self) -> None:
         from tqdm import tqdm
@@ -125,7 +128,7 @@ def record_line(record: Mapping[str, Any]) -> str:
 
 
 def _duration(seconds: Real) -> str:
-    """Format a duration: in seconds below two minutes, then in minutes, then in hours.
+    """Format a duration in seconds if it is below two minutes, or else in minutes or hours.
 
     >>> [_duration(seconds) for seconds in (0.2, 41.7, 130, 9000)]
     ['1 s', '42 s', '2 minutes', '2.5 hours']

@@ -1,4 +1,4 @@
-"""Print embeddings: the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
+"""Print the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
 
 from __future__ import annotations
 

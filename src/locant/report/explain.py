@@ -61,7 +61,7 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Format numbers as ranges: 0-28, 30."""
+    """Format numbers as ranges, such as 0-28, 30."""
     runs = [[pair for _, pair in group] for _, group in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
     return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in runs) or "none"
 

@@ -176,7 +176,7 @@ def _curve(
 
 
 def _bin_means(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
-    """Return the middles of at most `NUM_BINS` bins of positions, and their means. Gaps remain gaps."""
+    """Return the middles and the means of at most `NUM_BINS` bins of positions. Gaps remain gaps."""
     values = np.array([(cell.mean, cell.low, cell.high) for cell in (each or UNKNOWN for each in cells)])
     bins = min(NUM_BINS, len(values))
     middles = [float(part.mean()) for part in np.array_split(np.arange(len(values), dtype=float), bins)]

@@ -82,7 +82,7 @@ class EmbeddingPoint:
         return (), arguments
 
     def after_embeddings(self, module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
-        """Add the encoding to the token embeddings, if the model calls them."""
+        """Add the encoding to the token embeddings, if the model computes them."""
         return embedded if self.positions is None else self.new_encoding.current.embed(embedded, self.positions)
 
     def after_model(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
@@ -232,7 +232,7 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
     """Return the bias of the configuration.
 
     Raises:
-        InputError: the code of the attention looks up other buckets.
+        InputError: the attention does not compute a bias from distances, or looks up other buckets.
     """
     num_buckets, max_distance, is_decoder = (getattr(attention, name) for name in SIZES)
     table: nn.Embedding = getattr(attention, TABLE)

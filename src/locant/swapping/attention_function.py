@@ -137,7 +137,7 @@ def attention(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **options, **others
         )
     if rotates_by_class(encoding) and places is not None and places.queries is not None:
-        can_attend = False  # its classes depend on distances, not on slots
+        can_attend = False  # classes of pairs depend on distances, not on slots
     if mask is None and not can_attend:
         mask = _slot_distances(query, key, causal)
     width, dtype = query.shape[-1], query.dtype
@@ -160,7 +160,7 @@ def attention(
         bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if (softcap := others.get("softcap")) is not None:
             bias = (bias / softcap).tanh() * softcap
-        query = query * 0.0  # so that the scores are only these products
+        query = query * 0.0  # the scores are then only these products
     if bias is not None:  # always use float32, because 16 bits cannot distinguish long distances
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
     mask = _additive_mask(mask, query.dtype, bias)
@@ -194,7 +194,7 @@ def _own_mask_and_bias(
 
 
 def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
-    """Return whether `attend` can replace the previous function: sdpa without soft cap, sinks or a cache."""
+    """Return whether `attend` can replace the previous function, so it is sdpa without soft cap, sinks or a cache."""
     has_more = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
     return point.previous == "sdpa" and not has_more
 

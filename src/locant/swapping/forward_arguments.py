@@ -1,6 +1,6 @@
 """The arguments of a foreign forward, found by the names in its signature.
 
-Releases rename arguments: the cache of `transformers` was `past_key_values` up to 5.23 and is `cache` from 5.24 on.
+Releases rename arguments. The cache of `transformers` was `past_key_values` up to 5.23 and is `cache` since 5.24.
 Code that reads the old name silently gets no value. So we look up the names once, when a hook is attached. If a forward
 has no known name for a necessary argument, we raise `InputError`.
 """

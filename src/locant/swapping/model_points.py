@@ -124,7 +124,8 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     """Return the points of a model.
 
     Raises:
-        InputError: `model` is not a model of `transformers`, is already swapped, or has unknown positions.
+        InputError: `model` is not a model of `transformers`, is already swapped, has positions that cannot be measured,
+            or has rotary modules of several inner models.
     """
     inner = _require_model(model)
     rotary = rotary_points(inner, angles=angles)
@@ -145,7 +146,7 @@ def _require_model(model: Any) -> Any:
     """Return the model, or the model inside a PEFT model.
 
     Raises:
-        InputError: it is not a model of `transformers`, or it is already swapped.
+        InputError: its class is not part of `transformers`, or it is already swapped.
     """
     require("transformers", "swapping encodings")
     from transformers import PreTrainedModel

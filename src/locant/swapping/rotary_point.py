@@ -41,7 +41,7 @@ NUM_COMPARED = 11
 CLOSE = 1e-5
 LAST_BIT = 2.0**-22
 ROUNDED = 0.2
-"""The largest error of a cosine at the first `NEAR` positions in a module whose frequencies were rounded to 16 bits."""
+"""The largest error of a cosine at the first `NUM_COMPARED` positions if frequencies were rounded to 16 bits."""
 
 Angles = Any
 """The result of a rotary module: cosines and sines, sines and cosines, or one complex tensor."""
@@ -123,9 +123,9 @@ class RotaryPoint:
 
 
 class ForLongestRow:
-    """Rescale an encoding for the longest row of a call, as `transformers` does, if its scaling depends on the length.
+    """A function that rescales an encoding for the longest row of a call if its scaling depends on the length.
 
-    The object keeps the last rescaled encoding.
+    It does so as `transformers` does. It keeps the last rescaled encoding.
     """
 
     outside_of_graphs: ClassVar[Any] = None
@@ -170,7 +170,7 @@ class RotaryHook:
 
 
 class LayerHook:
-    """A forward pre-hook that gives the attention of one layer other angles than the model's.
+    """A forward pre-hook that replaces the model's angles in the attention of one layer.
 
     Args:
         form: the form of the model's angles.

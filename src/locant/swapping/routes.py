@@ -208,7 +208,8 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
     """Return the route by which a layer gets its encoding.
 
     Raises:
-        InputError: the encoding needs something that the model does not pass to its attention.
+        InputError: the encoding reads hidden states or cannot be rebuilt for every length, or the configuration does
+            not state the heads.
         RangeError: the sizes or the layout of the encoding do not fit the model.
     """
     if new_encoding is None:
@@ -260,7 +261,10 @@ def _require_fixed_length(encoding: PositionEncoding) -> None:
 
 
 def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
-    """Raise `RangeError` unless the encoding fits the layer's heads, or the width of the embeddings."""
+    """Raise `RangeError` unless the encoding fits the layer's heads, or the width of the embeddings.
+
+    Raise `InputError` if the configuration does not state the heads.
+    """
     if isinstance(encoding, RoPEPlusPlus):
         got = "got RoPEPlusPlus, which makes twice as many heads as the projection after the model's attention takes"
         raise RangeError(got, "use locant.lab.Decoder, which has a wider projection, or locant.Rotary")

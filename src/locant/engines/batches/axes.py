@@ -1,4 +1,4 @@
-"""Check ids of several axes without their grids: whether some sequence of texts, images and videos has these ids.
+"""Check whether ids of several axes can belong to a sequence of texts, images and videos, without their grids.
 
 Text has the same id on all axes. A grid begins like text and goes through columns, rows and frames. Text after a grid
 continues from the grid's longer side, or from its largest id.
@@ -57,7 +57,7 @@ def find_misplaced_token(ids: Ids) -> int | None:
 
 
 def _grid_at(ids: Ids, begin: int) -> tuple[int, int, int]:
-    """Return the columns, rows and frames of the largest grid that begins at a token: 1, 1 and 1 for text."""
+    """Return the columns, rows and frames of the largest grid that begins at a token, or 1, 1 and 1 for text."""
     time, row, column = ids[begin]
     columns = 1
     while ids[begin + columns : begin + columns + 1] == [(time, row, column + columns)]:

@@ -36,7 +36,7 @@ ROWS = ("input_ids", "labels", "position_ids", "attention_mask", "token_type_ids
 PER_TOKEN = ("labels", "token_type_ids", "mm_token_type_ids", "seq_idx")
 SINGLE = ("max_length_q", "max_length_k", "use_cache")
 MOST_AXES = 4
-"""The number of axes of HunYuan-VL."""
+"""The largest number of axes, which HunYuan-VL has."""
 
 
 class Findings(tuple[Finding, ...]):
@@ -72,7 +72,7 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
         batch: the arguments of a call of a model of `transformers`. The check reads ``input_ids``, ``position_ids``,
             ``attention_mask``, ``labels``, ``token_type_ids``, ``cu_seq_lens_q`` and ``cu_seq_lens_k``,
             ``max_length_q`` and ``max_length_k``, ``seq_idx``, ``image_grid_thw``, ``video_grid_thw``,
-            ``second_per_grid_ts`` and ``mm_token_type_ids``, if they are there.
+            ``second_per_grid_ts`` and ``mm_token_type_ids``, if present.
         axes: 3 for models with positions of time, rows and columns, such as Qwen2-VL. Default: the axes of the model.
         model: the model, its configuration, its folder, or the name of a preset such as ``"gpt2"``.
 
@@ -181,7 +181,7 @@ def _fits(mask: Tensor, shape: torch.Size) -> bool:
 
 
 def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tensor | None, Tensor, torch.Size]:
-    """Return the ids of text and the ids of all axes, for each row of the batch."""
+    """Return the ids of text, the ids of all axes, and the numbers of rows and tokens."""
     try:
         text, index = split_position_ids(ids)
     except LocantError as error:

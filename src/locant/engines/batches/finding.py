@@ -17,7 +17,7 @@ NO_TARGET = -100
 
 
 class Finding(str):
-    """A mistake in a batch. It is a sentence with the mistake, its place and the remedy, and has these as attributes.
+    """A mistake in a batch, as a sentence with the mistake, its place and the remedy. The parts are also attributes.
 
     Args:
         check: the kind of mistake, as a name for programs.

@@ -72,9 +72,10 @@ def _counted(batch: Batch) -> Bool[Tensor, "rows tokens"]:
 
 
 def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:
-    """Return the row whose ids are all one number, and the number, or ``None``.
+    """Return the first row whose ids are all one number, and the number, or ``None``.
 
-    Two such tokens may be documents of one token each, and a row without targets may be padding of the batch.
+    Skip two such tokens without a mask, which may be documents of one token, and rows without targets, which may be
+    padding of the batch.
     """
     if batch.visible is not None or batch.has_boundaries:
         return None
@@ -105,7 +106,7 @@ def _fall_finding(text: Tensor, row: int, token: int) -> Finding:
 
 
 def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
-    """Check ids without a mask, where a document begins unless an id is one more than the id before it."""
+    """Check ids without a mask. A document then begins at each id that is not one more than the id before it."""
     step, both = _steps(text, torch.ones_like(batch.real))
     again = is_first_id(text)
     falls, jumps = both & (step <= 0) & ~again, both & (step > 1)

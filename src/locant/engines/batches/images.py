@@ -1,4 +1,4 @@
-"""Checks of the ids of images and videos: they are compared with ids computed from the grids by the model's rule.
+"""Compare the ids of images and videos with ids that the model's rule computes from the grids.
 
 A document is a sequence of texts, images and videos, according to ``mm_token_type_ids`` (0, 1 and 2).
 `Positions.multimodal` has the rule. Models differ in the distance of frames, and in whether a video is one grid or

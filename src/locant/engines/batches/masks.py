@@ -1,4 +1,4 @@
-"""Check attention masks: their values, and which tokens and pairs of tokens they show.
+"""Check the values of attention masks, and which tokens and pairs of tokens they show.
 
 `transformers` reads a 2-D mask as true and false. It adds a 4-D mask to the scores, unless the mask is boolean.
 """
@@ -113,7 +113,7 @@ def inverted_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def future_findings(batch: Batch) -> Iterator[Finding]:
-    """Find tokens that see a later token although the model is causal, or although they have to predict it."""
+    """Find the first token that sees a later token although the model is causal, or has to predict this token."""
     facts = batch.facts
     causal = facts.is_causal or (facts.is_causal is None and _predicts_next(batch))
     if causal and (place := _future_key(batch)) is not None:

@@ -60,7 +60,7 @@ ENCODERS = (
     "nystromformer", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "tapas", "visual_bert", "xlm",
     "yoso",
 )  # fmt: skip
-"""Models whose tokens see later ones unless ``is_decoder`` is set. They do not look for documents in position ids."""
+"""Models whose tokens see later tokens unless ``is_decoder`` is set. They do not look for documents in position ids."""
 
 FIND_NO_DOCUMENTS = (
     *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "granitemoehybrid", "imagegpt",
@@ -87,7 +87,7 @@ NOT_LEFT_TO_RIGHT = ("dream", "llada", "llada_moe", "xlnet")
 """Language models that do not generate from left to right."""
 
 PREFIX_MODELS = ("colpali", "gemma3", "gemma3n", "gemma4", "git", "paligemma", "pi0", "shieldgemma2")
-"""Models in which tokens of a prompt or of an image see later ones."""
+"""Models in which tokens of a prompt or of an image see later tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +107,8 @@ class ModelFacts:
         takes_blocks: whether a 4-D mask separates documents.
         reads_seq_idx: ``True`` if its layers carry a state from token to token unless there are ``seq_idx``, ``False``
             if they always do, or ``None`` if they carry no state.
-        is_causal: whether tokens do not see later ones.
-        sees_prefix: whether tokens of a prompt or of an image see later ones although it is causal.
+        is_causal: whether tokens do not see later tokens.
+        sees_prefix: whether tokens of a prompt or of an image see later tokens although the model is causal.
         makes_cache: whether it makes a cache by default.
         attention: its attention implementation, such as ``"sdpa"``.
         rule: the rule by which it numbers images.
@@ -261,7 +261,7 @@ def _is_attention_alone(text: Mapping[str, Any]) -> bool:
 def _is_causal(
     kind: str, config: Mapping[str, Any], text: Mapping[str, Any], encoding: PositionEncoding | None
 ) -> bool | None:
-    """Return whether tokens do not see later ones, or ``None`` if it is unknown."""
+    """Return whether tokens do not see later tokens, or ``None`` if this is unknown."""
     if kind in ENCODERS or text.get("is_causal") is False or text.get("use_bidirectional_attention") is True:
         return bool(text.get("is_decoder"))
     if config.get("is_encoder_decoder"):

@@ -1,4 +1,4 @@
-"""The screens of the explorer and their answers: JSON, in which arrays are the bytes of their numbers.
+"""The screens of the explorer, and their answers in JSON, in which an array is stored as bytes.
 
 Each file here registers its screens in ``SCREENS``.
 """
@@ -78,12 +78,12 @@ def call_with_code(function: Callable[..., Any], *arguments: Any, **options: Any
 
 
 def evenly_spaced_numbers(count: int, most: int) -> np.ndarray:
-    """Return whole numbers from 0 to `count` - 1, at most `most` of them, evenly spaced."""
+    """Return at most `most` evenly spaced whole numbers from 0 to `count` - 1."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """Return the contents of a screen for these settings: the settings as read, their controls, and the numbers."""
+    """Return the contents of a screen, which are the settings as read, their controls, and the numbers."""
     return _answer(name, State(given), session)
 
 
@@ -118,7 +118,7 @@ def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[s
 
 
 def sentence(error: LocantError) -> str:
-    """Return the sentence about an error on a page."""
+    """Return the sentence that a page shows for an error."""
     return f"{error.cause}. Try: {error.remedy}" if error.remedy else error.cause
 
 

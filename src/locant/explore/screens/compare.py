@@ -34,7 +34,7 @@ DRAWS, COSTLY_DRAWS = 32, 4
 the contents, and rotations that differ between heads."""
 
 VISIBLE = 16.0
-"""The range of scores on maps and curves. A score this far below another has e^-16 of its weight."""
+"""The range of scores on maps and curves. A score this far below another gets e^-16 of the other's weight."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from locant.swapping.rotary_point import rotary_points
 
 NO_KIND = {"name": None, "methods": [], "base": None, "warnings": [],
            "facts": [["swapped", ["replaces the encoding of the model"]]]}  # fmt: skip
-"""The facts about layers whose own encoding was swapped for another one."""
+"""The facts about layers whose own encoding was replaced by another encoding."""
 STRETCH = 4
 LONGEST = 2**30
 ALL, EVERY = "all", "every"

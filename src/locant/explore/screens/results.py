@@ -104,7 +104,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 def options(state: State, session: Session) -> dict[str, Any]:
     """Return the options of a new comparison, all of which are settings of this screen."""
     names = tuple(filter(None, map(str.strip, state.text("encodings", "nope, rotary, alibi", 400).split(","))))
-    if any(".py:" in name for name in names):  # which would be run
+    if any(".py:" in name for name in names):  # such a file would be run
         raise RangeError("got an encoding in a Python file, which this page does not run", "use locant compare")
     texts = [SAMPLE, *session.texts]
     return {

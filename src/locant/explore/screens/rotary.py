@@ -21,7 +21,7 @@ MAX_LENGTH = 2**22
 NUM_POINTS = 128
 NUM_PLACES = 96
 NEAR = 8
-"""The number of positions up to each point of the error curve. Their largest error is drawn."""
+"""The number of positions in each point of the error curve. The curve shows their largest error."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -111,7 +111,7 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
 def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
     """Return the errors of cosines by dtype.
 
-    These are the largest errors at positions up to 2^31, and each pair's error at this position.
+    These are the largest error near each of `NUM_PLACES` positions up to 2^31 - 1, and each pair's error at `position`.
     """
     places = np.unique(np.geomspace(1, MAX_INT32, NUM_PLACES).round().astype(np.int64))
     near = np.clip(places[:, None] - np.arange(NEAR), 0, None)

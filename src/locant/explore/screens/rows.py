@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 class RowSettings(NamedTuple):
-    """The settings of a row: a function that makes it at a multiple of its length, its cache and its ranks."""
+    """The settings of a row, with its cache, its ranks, and a function that makes it at a multiple of its length."""
 
     row: Callable[[int], Row]
     cached: int = 0
@@ -193,7 +193,7 @@ def _tokens(positions: Positions) -> dict[str, np.ndarray]:
 
 
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
-    """Return the backend that `attend` would choose on a CPU, and the reason. Its tensors take no memory."""
+    """Return the backend that `attend` would choose on a CPU, and the reason. The tensors for this take no memory."""
     mask = AttentionMask(row.queries, row.keys, causal, window)
     number = torch.zeros(())
     q, k = (number.expand(1, SIZES["num_heads"], side.seq_len, SIZES["head_dim"]) for side in (mask.queries, mask.keys))

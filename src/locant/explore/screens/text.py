@@ -25,7 +25,7 @@ from locant.text.reading import read_texts
 SENTENCE = "The function returns a list of strings. If the list is empty, the function returns None."
 EXAMPLE, SAMPLE, BYTES, TRAINED = "a sentence", "sample text", "bytes", "trained on this text"
 MOST_CHARACTERS = 50_000
-"""The largest text. A longer one would delay the page, which shows only a few hundred tokens."""
+"""The largest number of characters. A longer text would delay the page, which shows only a few hundred tokens."""
 PARTS = ("weights", "keys", "rotated", "added")
 """The parts of a layer that are drawn."""
 WIDTH = 64
@@ -50,7 +50,7 @@ DESCRIPTIONS = {
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """Return the tokens from a place on, the windows over them, their vectors and their attention weights."""
+    """Return the tokens that begin at a place, the windows over them, their vectors and their attention weights."""
     typed = state.text("typed", "", longest=4000)
     name, opened, text = _read_text(state, session)
     text = typed or text
@@ -147,7 +147,7 @@ def _load_pretrained(folder: str) -> InputEmbedding:
 
 @lru_cache(maxsize=256)
 def _neighbours(folder: str, token: int) -> list[list[Any]]:
-    """Return the tokens whose rows are nearest to the row of this one: spelling, id and cosine."""
+    """Return the spelling, id and cosine of each token whose row is nearest to the row of this token."""
     tokenizer, nearest = _tokenizer(folder, 257, ""), _load_pretrained(folder).token.nearest(token, NEIGHBOURS)
     pairs = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
     return [[tokenizer.token(each) if each < tokenizer.vocab_size else "", each, score] for each, score in pairs]
