@@ -166,9 +166,9 @@ def evaluate_model(
     force: bool = False,
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure a model with each encoding. Return the contents of `results.json`, which is rewritten after each encoding.
+    """Measure a model with each encoding. Return the contents of `results.json`, which is rewritten after each of them.
 
-    Encodings that an earlier call finished are not measured again if it is the same run. See `read_same_run`.
+    If both calls are the same run (see `read_same_run`), finished encodings are not measured again.
     """
     model = read_language_model(folder, device=settings.device, dtype=settings.dtype)
     longest = settings.lengths[-1]

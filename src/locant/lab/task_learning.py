@@ -27,7 +27,7 @@ from locant.lab.tasks import Task
 from locant.lab.text_learning import OnStep, update
 
 MATRIX_RATE, OTHER_RATE = 0.01, 1.5e-3
-"""The peak learning rates of Muon and AdamW. With twice the rates, models with rotary positions do not learn to copy."""
+"""The peak learning rates of Muon and AdamW. At twice the rates, models with rotary positions do not learn to copy."""
 
 WARMUP = 20
 """The number of steps over which the rate rises."""
