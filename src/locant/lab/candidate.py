@@ -36,7 +36,7 @@ EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
 """The scalings that extend a context by a factor and do not depend on the length of a sequence."""
 
 OPTIONS: dict[str, dict[str, float]] = {
-    "learned": {"init_std": 1.0},  # as large as the scaled token rows of the decoder, because the effect would be small otherwise
+    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or the effect would be small
     "learned_grid": {"init_std": 1.0},
     "convolutional": {"causal": True},
 }

@@ -25,7 +25,7 @@ from locant.swapping.rotary_point import rotary_points
 
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
-STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual scalings first
+STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual ones first
 ROTARIES_BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
     "self-extend": lambda group, trained: {"group": group, "neighbours": max(1, trained // 4)},
     "rerope": lambda _, trained: {"window": max(1, trained // 2)},
@@ -36,7 +36,7 @@ ROTARIES_BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
 Each function takes a group size and the trained length, and returns the sizes of the encoding.
 """
 HIDDEN_NAMES = {"nope", "rotary", *(name.replace("-", "_") for name in ROTARIES_BY_CLASS)}
-"""Names in `locant list` that are not names here, because these encodings have other names."""
+"""Names in `locant list` that `PositionOverride.names` does not add, because other values replace them."""
 
 TAKE_NUMBER = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}

@@ -60,7 +60,7 @@ class ReadableModel(ABC):
 class _TransformersModel(ReadableModel):
     def __init__(self, model: Any) -> None:
         text = model.config.get_text_config()
-        is_stated = getattr(text, "max_position_embeddings", None) is not None  # the configuration of Bloom, which has ALiBi, does not state it
+        is_stated = getattr(text, "max_position_embeddings", None) is not None  # Bloom has ALiBi and does not state it
         super().__init__(model, trained_length(model.config) if is_stated else None, text.vocab_size)
 
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
