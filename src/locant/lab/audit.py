@@ -77,7 +77,7 @@ SLOPE_CHANGES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "none": lambda bias, heads: bias * 0,
 }
 BIAS_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
-"""The argument with which models pass ALiBi to their attention. Its shape is ``heads|batch * heads, 1, key``."""
+"""The argument that passes ALiBi to attention, by model type. Its shape is ``heads|batch * heads, 1, key``."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
 MIN_DIFFERENCE = 0.0005
@@ -392,7 +392,7 @@ class _Search:
         }
 
     def _neighbours(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
-        """Return the hypotheses that differ from `origin` in one thing, except for positions in `seen`."""
+        """Return the hypotheses that differ from `origin` in one thing, except if their positions are in `seen`."""
         new = list[Hypothesis]()
         for hypothesis in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:

@@ -166,7 +166,7 @@ class Candidate:
 
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
-    """Return the class of an encoding. For a name such as ``mine.py:Mine``, execute this Python file."""
+    """Return the class of an encoding. For a name such as ``mine.py:Mine``, execute the file ``mine.py``."""
     if encoding.endswith(".py"):
         raise RangeError(f"got {encoding}, a file, expected a class in it", f"{encoding}:Mine")
     if ".py:" not in encoding:

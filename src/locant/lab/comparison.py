@@ -1,8 +1,8 @@
 """Compare encodings beyond their trained lengths.
 
-A comparison consists of training runs and their measurements. It has a training run for every encoding, every seed and
-every task, which is a text or a generated task. The training runs do not depend on one another, so each may run
-anywhere and at any time, and those in `results.json` are not repeated. If a comparison is killed, the same call
+A comparison consists of training runs and their measurements. There is a training run for every encoding, every seed
+and every task. A task is a text or a generated task. The training runs do not depend on one another, so each may run
+anywhere and at any time, and training runs in `results.json` are not repeated. If a comparison is killed, the same call
 continues it and returns the same numbers.
 """
 
@@ -178,8 +178,8 @@ class _Table:
         return self.settings.steps_for(None if text is None else len(text.training))
 
     def plan(self, waiting: Sequence[Training], pool: Pool) -> float:
-        """Estimate the most seconds that these training runs may take. With `minutes`, first choose the steps."""
-        kind_of = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes as long with any seed
+        """Return an upper estimate of the seconds for these training runs. With `minutes`, first choose the steps."""
+        kind_of = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes equally long with any seed
         kinds = list(dict.fromkeys(kind_of.values()))
         costs = dict(zip(kinds, pool.map(lambda kind: _cost(kind, self.settings, self.text), kinds), strict=True))
         if self.settings.minutes is not None and self.settings.num_steps is None and waiting:
@@ -207,7 +207,7 @@ class _Table:
         return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
     def _with_best_rate(self, training: Training) -> Training:
-        """Return a training run with the best rate that was tried for its encoding. Without a trial, use the first."""
+        """Return a training run with the best rate tried for its encoding, or with the first rate if none was tried."""
         if training.seed == SWEEP_SEED:
             return training
         name = candidates(training, self.settings)[
@@ -315,7 +315,7 @@ def compare_files(
                 ids, vocab_size, settings, ray=ray, finished=finished,
                 on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
             )  # fmt: skip
-            if not so_far:  # all records were already in the results
+            if not so_far:  # all records are from an earlier call
                 keep(results)
             complete = True
         finally:

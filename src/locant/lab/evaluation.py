@@ -78,7 +78,7 @@ EXTRA_FIELDS: Mapping[str, Any] = {
     **dict.fromkeys(KEYS, list[dict[str, float]]),
     "ruler": list[dict[str, str | int | float | list[int] | dict[str, str | list[str]] | None]],
 }
-"""The fields, with their types, that a record of an evaluation has in addition to the fields of `Record`."""
+"""The fields of the records of an evaluation that `Record` does not have, and their types."""
 
 TRIAL_TOKENS = 8
 """The number of tokens in the first test of each encoding."""
@@ -106,7 +106,7 @@ class EvaluationSettings:
         tasks: names in `locant.lab.ruler.TASKS`. Each task has `rows` rows of each length.
         far: whether to also read some tokens twice: with the full context of the longest length, and with a context of
             the trained length. If no length exceeds the trained length, the second context has the shortest length.
-            This takes up to as much time as 16 more lengths.
+            This costs about 16 times as much as one length.
         device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
     """
@@ -293,7 +293,7 @@ def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
 
 
 def _windows_in_time(model: nn.Module, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
-    """Time one window, and return the number of windows of the longest length for which the minutes suffice."""
+    """Time one window, and return the number of windows of the longest length that fit into the minutes."""
     longest = settings.lengths[-1]
     losses_in_windows(model, ids[:2], 1)  # the first use of a device takes longer
     began = time.perf_counter()

@@ -1,9 +1,9 @@
 """Search LongRoPE's factors for a model on a text (Ding et al. 2024, arXiv 2402.13753).
 
 This is an evolutionary search without any training. It starts with the factors of YaRN's ramp, NTK and linear
-interpolation. The score of some factors is the loss of the model with them, in windows of the new length. In every
-generation, the best factors are mutated and crossed. Every measurement is recorded, and a second call reuses the
-records. So a second call can continue a search that was stopped, or add generations to a finished search.
+interpolation. A set of factors is scored by the loss of the model that uses it, in windows of the new length. In every
+generation, the best sets are mutated and crossed. Every measurement is recorded, and a second call reuses the records.
+So a second call can continue a search that was stopped, or add generations to a finished search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Factors = tuple[float, ...]
 PARENTS, MUTATED, CROSSED = 6, 6, 6
 """The numbers of parents, mutated children and crossed children in a generation."""
 SHARE, SPREAD = 0.3, 0.2
-"""The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
+"""The share of the factors that a mutation changes, and the standard deviation of the change in their logarithms."""
 MAX_FACTOR = 1.25
 """The largest factor, as a multiple of the factor of linear interpolation. The smallest factor is 1."""
 

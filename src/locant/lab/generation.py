@@ -1,4 +1,4 @@
-"""Generate text with a model in a folder. It is a decoder of the lab or a language model of `transformers`.
+"""Generate text with a model in a folder: a decoder of the lab or a language model of `transformers`.
 
 This module also saves and loads decoders of the lab.
 """

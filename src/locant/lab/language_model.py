@@ -107,7 +107,7 @@ def load_config(folder: str | Path) -> Any:
 
 
 def require_likely(config: Mapping[str, Any]) -> None:
-    """Raise `InputError` if a configuration has sizes that no model has. To build or run it would hang or fail."""
+    """Raise `InputError` if a configuration has sizes that no model has. Such a model would hang or fail."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     for what, (keys, most) in MAX_SIZES.items():
         for value in (part.get(key) for part in parts for key in keys):
@@ -273,7 +273,7 @@ def fingerprint(folder: str | Path) -> str:
     Dates and sizes are not enough, because new weights in the same file have the same size as the old weights. The
     tokenizer has a separate fingerprint.
 
-    The files are read once, several at a time. This takes about a second per gigabyte or two.
+    The files are read once, several at a time. This takes between half a second and a second per gigabyte.
     """
     path = Path(folder)
     names = [CONFIG, *read_headers(path)]
@@ -295,7 +295,7 @@ def num_windows(vocab_size: int, corpus: Corpus, length: int, most: int, *, argu
         argument: the name of the argument that set the length, for the remedy.
 
     Raises:
-        InputError: the text is shorter than one window, or it has an id without a row in the table.
+        InputError: the text is too short for one window, or it has an id without a row in the table.
     """
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"

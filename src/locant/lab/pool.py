@@ -1,4 +1,4 @@
-"""Run the training runs of a comparison in threads of this process or on a Ray cluster."""
+"""Execute the training runs of a comparison in threads of this process or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _run_on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
-    """Run training runs on a cluster. If a worker is lost, the cluster starts its run again."""
+    """Execute training runs on a cluster. If a worker is lost, the cluster starts its run again."""
     needs = {"num_cpus": 1, "num_gpus": settings.device != "cpu", "max_retries": RETRIES}
     shared, task = ray.put(text), ray.remote(**needs)(_run_in_worker)
     waiting = [task.remote(training, settings, shared) for training in trainings]

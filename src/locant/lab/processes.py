@@ -94,7 +94,7 @@ def smallest(number: int, device: torch.device | str) -> int:
 def add_gradients(parameters: Collection[nn.Parameter], loss: float, device: torch.device | str) -> float:
     """Replace each gradient by its sum over all processes, and return the sum of the losses.
 
-    If a parameter has no gradient in any process, like an expert that no token chose, its gradient remains ``None``.
+    If a parameter has no gradient in any process, such as an expert that no token chose, its gradient remains ``None``.
     """
     if world_size() == 1:
         return loss

@@ -61,7 +61,7 @@ def environment(device: str = "cpu") -> dict[str, str | int]:
 
 
 class Losses(NamedTuple):
-    """The mean nats per token over all targets, at each position of the window, and in each window."""
+    """The mean loss in nats per token over all targets, at each position of the window, and in each window."""
 
     mean: float
     by_position: list[float]
@@ -270,7 +270,7 @@ def read_recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def add_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return these results with recorded results of the suite for the encodings that they lack.
+    """Add the recorded results of the suite for encodings that these results do not contain.
 
     Losses on a text are added only if both comparisons read the same text.
     """

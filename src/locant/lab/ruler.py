@@ -56,9 +56,9 @@ class Prompt(NamedTuple):
 class RulerTask(NamedTuple):
     """A task of RULER.
 
-    `make` returns a question. Its arguments are a random generator, a size in lines or words, a length in tokens and
-    the depth of the needle. `least` is the smallest size. `writes` is RULER's limit for generated tokens. The limit is
-    raised if the answers need more.
+    `make` returns a question from a random generator, a size in lines or words, a length in tokens and the depth of
+    the needle. `least` is the smallest size. `writes` is RULER's limit for generated tokens. The limit is raised if the
+    answers need more tokens.
     """
 
     make: Callable[[Random, int, int, float | None], Question]
@@ -270,7 +270,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
 
 
 def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the score of a model's answers. The result includes the first text, which can explain a low score."""
+    """Return the score of a model's answers. The result includes its first text, which can explain a low score."""
     texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {

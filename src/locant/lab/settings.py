@@ -30,7 +30,7 @@ SWEEP_SEED = 2**31 - 1
 """The seed of runs that choose learning rates. They read neither the held-out text nor the measured rows."""
 
 TEXT = "text"
-"""The name of the task to learn the caller's text."""
+"""The name of the task in which a model learns the caller's text."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
@@ -68,7 +68,7 @@ class Settings:
     Args:
         encodings: names of encodings. ``rotary+yarn`` is scaled by YaRN beyond the trained length.
             ``rotary@randomized`` is trained and read at randomised positions.
-        tasks: names of `locant.lab.tasks`, or ``text``.
+        tasks: names in `locant.lab.tasks`, or ``text``.
         train_length: tokens per window in training.
         multiples: the lengths of text to measure at, as multiples of the trained length.
         task_length: items in the longest row of a task in training. Models are measured on rows of `TASK_MULTIPLES`

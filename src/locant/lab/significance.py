@@ -6,9 +6,9 @@ widens each of them. The best encoding is chosen among all encodings, so all pai
 The spread over seeds is pooled over all encodings in a comparison, as in an analysis of variance, because two or three
 seeds of one encoding are too few to estimate it. If an encoding has a larger spread, its own deviation is used.
 
-The limit of one in twenty holds for normal distributions with equal spreads. In simulations, it was 7 % for two
-encodings with two seeds each, if the share of correct rows was near 0 or 1. It was up to 12 % if one encoding had a
-much larger spread than the others, and 10 to 29 % if that encoding also had fewer seeds.
+The limit of one in twenty holds for normal distributions with equal spreads. In simulations, the share of clear
+differences was 7 % for two encodings with two seeds each, if the share of correct rows was near 0 or 1. It was up to
+12 % if one encoding had a much larger spread than the others, and 10 to 29 % if that encoding also had fewer seeds.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from locant.errors import InputError
 from locant.lab.significance import Spread, margin_of_mean
 
 ENOUGH_WINDOWS = 10
-"""The fewest held-out windows of a length that allow a conclusion about it."""
+"""The smallest number of held-out windows of a length that allows a conclusion about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Row:
         return loss.mean / base.mean if loss and base and base.mean > 0 else None
 
     def margin(self, length: int) -> float | None:
-        """Return the half-width of the mean loss's 95 % interval over windows, or ``None`` for too few windows."""
+        """Return the half-width of the 95 % interval of the mean loss, or ``None`` if there are too few windows."""
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
@@ -102,10 +102,10 @@ class Row:
     ) -> bool:
         """Return whether the losses of two rows differ by more than chance. All reports use this rule.
 
-        There must be `ENOUGH_WINDOWS`. The difference must exceed the half-width of its 95 % interval over seeds,
-        unless no row has two seeds. Also, the mean of the differences by window must exceed the half-width of its 95 %
-        interval. All models read the same windows. If the lengths differ, the shorter windows within each longer window
-        are averaged.
+        There must be at least `ENOUGH_WINDOWS` windows. The difference must exceed the half-width of its 95 % interval
+        over seeds, unless no row has two seeds. It must also exceed the half-width of its 95 % interval over windows.
+        This interval is computed from the differences in each window, because all models read the same windows. If the
+        lengths differ, the shorter windows within each longer window are averaged.
 
         Args:
             among: all rows that are compared with one another at `length`. The intervals hold for all pairs at once.

@@ -5,10 +5,10 @@ optimizers, two layers with rotary positions learn to recall 12 pairs in 600 ste
 learned this after 1 500 steps.
 
 After a warm-up, the learning rate is constant until half of the longest trained rows are correct, or until two thirds
-of the steps are taken. Then it falls to zero over the same number of steps again, but at least over 150 if they remain.
-If not enough rows are correct at the end, the rate restarts at half of its peak and falls until the last step. So a
-model that learns more slowly takes more steps, and their number is recorded. If the rate stayed high, the model would
-make a mistake in one of five copies of 12 symbols for another thousand steps.
+of the steps are taken. Then it falls to zero over the same number of steps again. This number is at least 150, unless
+fewer steps remain. If not enough rows are correct at the end, the rate restarts at half of its peak and falls until the
+last step. So a model that learns more slowly takes more steps, and their number is recorded. If the rate stayed high,
+the model would make a mistake in one of five copies of 12 symbols for another thousand steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONSTANT = 2 / 3
 """The largest share of the steps that may come before the rate falls."""
 
 FALLING = 150
-"""The smallest number of steps over which the rate falls, if they remain."""
+"""The smallest number of steps over which the rate falls, unless fewer steps remain."""
 
 RESTART_RATE = 0.5
 """The share of the peak rate at which training restarts if the model has not learned enough."""

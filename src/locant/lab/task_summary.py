@@ -69,7 +69,7 @@ class Score:
         The difference between the means must exceed the half-width of its 95 % interval over seeds. It must also exceed
         the largest possible half-width for shares of `ROWS` rows per length. These intervals hold at once for all pairs
         of the encodings in `among`, from which the two were chosen (`locant.lab.significance`). No difference is clear
-        if only one seed of an encoding learned the task.
+        if fewer than two seeds of an encoding learned the task.
         """
         if min(self.num_learned, other.num_learned) < 2:
             return False

@@ -3,7 +3,7 @@
 A row consists of a prompt and an answer. Their tokens are small numbers. A model reads the whole row. It is trained and
 measured on the tokens of the answer that count. Each of these tokens follows from the tokens before it. A row is
 correct if the model predicts each of them as the most probable token. If all tokens of the answer count, greedy
-decoding of the prompt then also gives this answer.
+decoding then also gives this answer.
 
 A length is a number of items, such as digits, pairs, symbols or commands.
 """
@@ -65,7 +65,7 @@ class Task(ABC):
         return self.make(random, whole("length", length, 1, self.longest, remedy=f"length={self.longest or 12}"))
 
     def numbers_of(self, length: int) -> list[int]:
-        """Return the numbers of digits in a row such as ``12+34=460``, or an empty list for other tasks."""
+        """Return how many digits each number of a row such as ``12+34=460`` has, or an empty list for other tasks."""
         return []
 
 
@@ -344,7 +344,7 @@ def _register_own(registry: Registry[Task]) -> None:
 
 
 TASKS = Registry[Task]("task", "locant.tasks", _check, own=_register_own)
-"""All tasks. A package adds a task with an entry point in the group ``locant.tasks``, by its name and its object."""
+"""All tasks. A package adds a task with an entry point in the group ``locant.tasks`` that refers to its object."""
 
 
 def task(name: str) -> Task:

@@ -101,7 +101,7 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
 
 
 class CountingLosses(NamedTuple):
-    """The losses on a held-out text, in nats per token, of predictions from the counts of a training text."""
+    """The losses of predictions from the counts of a training text, in nats per token of a held-out text."""
 
     unigram: float
     """The loss from the frequency of each token, without any context."""
@@ -110,7 +110,7 @@ class CountingLosses(NamedTuple):
 
 
 def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> CountingLosses:
-    """Return the losses of counting. Its targets are the targets of `losses_in_windows` at any length.
+    """Return the losses of counting. The targets are the same as in `losses_in_windows` at any length.
 
     All tokens share the probability that Witten & Bell (1991, method C) reserve for tokens that did not occur. If d
     different tokens occurred among n tokens, this probability is d / (n + d). For unigrams, it is shared equally. For

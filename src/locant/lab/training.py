@@ -1,4 +1,4 @@
-"""Train a decoder with an encoding on a text or a task, as one run of a comparison, and take all its measurements.
+"""Train a decoder for a comparison, on a text or a task, and take all its measurements.
 
 The numbers depend only on the arguments, so they are the same in every process.
 """
@@ -58,7 +58,7 @@ class Text(NamedTuple):
                 "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
     def for_choice(self) -> Text:
-        """Split the training part again. Its end is held out, with the length of the held-out part."""
+        """Split the training part alone. The new held-out part is as long as the old one."""
         return self._replace(
             training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
         )
@@ -120,7 +120,7 @@ def _trainings_with(settings: Settings, seed: int) -> list[Training]:
 
 
 def sweep(settings: Settings) -> list[Training]:
-    """Return the training runs that choose the learning rates, or an empty list if there is one rate."""
+    """Return the training runs that choose the learning rates, or an empty list if there is only one rate."""
     rates = settings.rates if len(settings.rates) > 1 else ()
     chosen = [each for each in _trainings_with(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
     return [each._replace(rate=rate) for each in chosen for rate in rates]

@@ -383,7 +383,7 @@ class _Run:
     def _accumulate_gradients(self, batch: Mapping[str, Tensor]) -> float:
         """Return this process's share of the mean loss over a batch, and add its gradients to the parameters.
 
-        The batch is read in parts that fit into memory.
+        The batch is read in parts of at most `LOGITS` logits, or of one window.
         """
         part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
