@@ -1,8 +1,8 @@
 """Check whether weights were trained with the positions that their configuration states.
 
 Weights do not show how their positions were rotated, and a model with the wrong positions still writes words. So the
-model reads one text under each plausible hypothesis about its positions. The losses are compared window by window. At
-first, a hypothesis differs from the configuration in one thing. If a hypothesis clearly fits better, the search
+model reads one text under each plausible hypothesis about its positions, and the losses are compared window by window.
+At first, a hypothesis differs from the configuration in one thing. If a hypothesis clearly fits better, the search
 continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
 A hypothesis is dropped if it is clearly worse than the best so far, but not before two windows are measured. It is
@@ -10,9 +10,9 @@ clearly worse if the mean of the paired differences, over parts of 32 tokens, ex
 by Student's t. The interval holds for all looks at all hypotheses of one round at once (Bonferroni). The configuration
 and the hypotheses near the best are always measured in full, and the verdict compares whole windows.
 
-The audit costs one forward pass over the text for the configuration and for each hypothesis with a similar loss. It
-costs an eighth of a pass for most of the other 14 hypotheses. Each error in the configuration adds the same cost again.
-SmolLM2-135M takes 160 seconds of one core with the defaults.
+The audit costs one forward pass over the text for the configuration, and one for each hypothesis with a similar loss.
+Most of the 14 hypotheses cost an eighth of a pass. Each error in the configuration adds the same cost again. With the
+defaults, SmolLM2-135M takes 160 seconds on one core.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ SLOPE_CHANGES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "none": lambda bias, heads: bias * 0,
 }
 BIAS_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
-"""Models that pass ALiBi to their attention, and the argument's name. Its shape is ``heads|batch * heads, 1, key``."""
+"""The argument that passes ALiBi to attention, by model type. Its shape is ``heads|batch * heads, 1, key``."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
 MIN_DIFFERENCE = 0.0005
 """The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 MIN_WINDOWS = 2
-"""The number of windows after which a hypothesis may be dropped."""
+"""The smallest number of windows after which a hypothesis may be dropped."""
 PART_TOKENS = 32
 """The number of tokens in each part of a window. Hypotheses are dropped by comparing these parts."""
 WORDS = {
@@ -96,8 +96,8 @@ WORDS = {
 class Hypothesis:
     """A hypothesis about the positions of some weights. ``None`` means the value of the configuration.
 
-    In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
-    scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to this length. ``"none"``
+    In the reversed direction, every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
+    scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to the whole length. ``"none"``
     removes the scaling. The names of slopes are the keys of `SLOPE_CHANGES`.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
@@ -139,7 +139,7 @@ class _ReversedScaling(Scaling):
 
 
 class _AnySubject(ABC):
-    """A model, its positions, and a method to read it with other positions.
+    """A model, its positions, and a method that gives it other positions.
 
     Args:
         own: the model's rotary encodings by layer type. The key ``None`` means all layers.
@@ -183,7 +183,7 @@ class _Subject(_AnySubject):
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config.get_text_config()
         self.biased = BIAS_ARGUMENTS.get(self.config.model_type, "")
-        is_alibi = self.biased or getattr(self.config, "alibi", False)  # Falcon's is in its attention mask
+        is_alibi = self.biased or getattr(self.config, "alibi", False)  # the ALiBi of Falcon is in its attention mask
         points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
             point.require_own()
@@ -207,7 +207,7 @@ class _Subject(_AnySubject):
             yield
 
     def _reorder(self, layout: Layout | None, undo: ExitStack) -> None:
-        """Reorder rows of queries and keys, so that the model's own code rotates the pairs of this layout."""
+        """Reorder the weights of queries and keys, so that the model's own code rotates the pairs of this layout."""
         state, to = self.model.state_dict(), self.layout
         for name, rows in convert_layout(state, self.model.config, source=layout, to=cast(Layout, to)).items():
             if rows is not state[name]:
@@ -263,26 +263,27 @@ def audit(
     dtype: str | Any = "auto",
     on_step: Callable[[int, int, str], object] = lambda done, total, report: None,
 ) -> dict[str, Any]:
-    """Find the hypothesis about a model's positions under which it predicts a text best. The result is ready for JSON.
+    """Find the hypothesis about a model's positions under which it predicts a text best. Return JSON values.
 
     The verdict is one of these:
 
     - ``"fits"``: no other hypothesis is better than the configuration or within noise of it;
     - ``"another fits"``: another hypothesis is clearly better than the configuration;
     - ``"cannot tell"``: other hypotheses are within noise of the configuration, and none is better;
-    - ``"not explained"``: the best hypothesis predicts the text no better than counting words does. The weights have
-      a convention that is not among the hypotheses, or they are broken, or the text is of another kind;
+    - ``"not explained"``: the best hypothesis predicts the text no better than counting words. The weights have a
+      convention that is not among the hypotheses, or they are broken, or the text is of another kind;
     - ``"nothing to find"``: the model has no positions that can be read in another way.
 
-    `losses` are nats per token by hypothesis, the lowest first. `dropped` has the number of measured windows of each
-    hypothesis that was dropped. The loss of such a hypothesis is estimated: the loss of the best one so far, plus the
-    mean difference in these windows. `unigram` is the loss of counting words, that is, of the frequency of each token.
+    `losses` are nats per token by hypothesis, the lowest first. `dropped` contains the number of measured windows of
+    each hypothesis that was dropped. The loss of such a hypothesis is an estimate: the loss of the best hypothesis so
+    far, plus the mean difference in these windows. `left_out` contains the reason for each hypothesis that could not be
+    measured. `unigram` is the loss of counting words, which predicts each token by its frequency.
 
     Args:
         folder: a local folder with safetensors and a tokenizer.json.
         files: a text of the kind that the model was trained on. Default: the documentation inside Python.
         length: tokens per window. Default: 512, or the length that the model states if it is smaller.
-        windows: the largest number of windows. It is 10 or more, because fewer do not allow a conclusion.
+        windows: the largest number of windows. Fewer than 10 windows do not allow a conclusion and raise an error.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
         on_step: called with the number of finished windows, an estimate of their total, and the name of the hypothesis.
 
@@ -341,10 +342,10 @@ def _lab_positions(encoding: PositionEncoding) -> str:
 
 @dataclass
 class _Search:
-    """A search among hypotheses near the configuration, then near each hypothesis that clearly fits better.
+    """A search among hypotheses near the configuration, and then near each hypothesis that clearly fits better.
 
     Args:
-        losses_of: yields the nats of each token under a hypothesis, window by window.
+        losses_of: yields the loss of each token under a hypothesis in nats, window by window.
         most: the number of windows.
     """
 
@@ -354,7 +355,7 @@ class _Search:
     unigram: float
     on_step: Callable[[int, int, str], object]
     losses: dict[Hypothesis, np.ndarray] = field(default_factory=dict[Hypothesis, np.ndarray])
-    """The losses ``windows tokens`` of hypotheses that were measured in full."""
+    """The losses, of shape ``windows tokens``, of the hypotheses that were measured in full."""
     dropped: dict[Hypothesis, tuple[int, float]] = field(default_factory=dict[Hypothesis, tuple[int, float]])
     """The number of measured windows of each dropped hypothesis, and an estimate of its mean loss."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -371,7 +372,7 @@ class _Search:
             lowest = min(self.losses, key=self._loss)
             best = lowest if self._is_clear(lowest, best) else best
             near = [each for each in self.losses if each != best and not self._is_clear(each, best)]
-            # If something else is wrong, too, the right layout may not be better than the wrong one.
+            # If something else is wrong, too, the correct layout may not be better than the wrong layout.
             layouts = (each for each in near if replace(each, layout=best.layout) == best)
             origin = next((each for each in (best, *layouts) if each not in origins), None)
         self.on_step(self.done, self.done, best.name)
@@ -391,7 +392,7 @@ class _Search:
         }
 
     def _neighbours(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
-        """Return the hypotheses that differ from `origin` in one thing, but only one for the same positions."""
+        """Return the hypotheses that differ from `origin` in one thing, except if their positions are in `seen`."""
         new = list[Hypothesis]()
         for hypothesis in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
             try:
@@ -414,7 +415,7 @@ class _Search:
                 self.left_out[hypothesis.name] = error.cause
 
     def _measure_windows(self, hypothesis: Hypothesis, waiting: int, looks: int) -> None:
-        """Measure a hypothesis, but stop when it is clearly worse than the best so far.
+        """Measure a hypothesis, but stop when it is clearly worse than the best hypothesis so far.
 
         Args:
             waiting: the number of hypotheses that come after this one.

@@ -1,9 +1,9 @@
 """Search LongRoPE's factors for a model on a text (Ding et al. 2024, arXiv 2402.13753).
 
 This is an evolutionary search without any training. It starts with the factors of YaRN's ramp, NTK and linear
-interpolation. Factors are scored by the loss of the model with these factors in windows of the new length. In every
-generation the best factors are mutated and crossed. Every measurement is recorded, and a second call reuses the
-records. So a call continues a search that was stopped, or adds generations to a finished search.
+interpolation. A set of factors is scored by the loss of the model that uses it, in windows of the new length. In every
+generation, the best sets are mutated and crossed. Every measurement is recorded, and a second call reuses the records.
+So a second call can continue a search that was stopped, or add generations to a finished search.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Factors = tuple[float, ...]
 PARENTS, MUTATED, CROSSED = 6, 6, 6
 """The numbers of parents, mutated children and crossed children in a generation."""
 SHARE, SPREAD = 0.3, 0.2
-"""The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
+"""The share of the factors that a mutation changes, and the standard deviation of the change in their logarithms."""
 MAX_FACTOR = 1.25
-"""The largest factor, as a multiple of the factor of linear interpolation. The smallest is 1."""
+"""The largest factor, as a multiple of the factor of linear interpolation. The smallest factor is 1."""
 
 
 def search_factors(
@@ -58,9 +58,9 @@ def search_factors(
         record: the file of measurements. It is rewritten after each measurement. The file of another search raises an
             error.
         windows: the largest number of windows, from the beginning of the text.
-        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
+        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
-    The search costs one forward pass over these windows for each of about ``3 + 12 * generations`` sets of factors.
+    Costs: one forward pass over these windows for each of about ``3 + 12 * generations`` sets of factors.
     """
     generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
     windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
@@ -114,7 +114,7 @@ def search_for_extension(
 
 
 class _Losses:
-    """A function that returns the loss with some factors. It measures and records each loss once."""
+    """A function that returns the loss of the model with some factors. It measures and records each loss once."""
 
     def __init__(
         self, decoder: TransformersDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
@@ -127,7 +127,7 @@ class _Losses:
     def __call__(self, factors: Factors) -> float:
         if factors not in self.losses:
             kind, own = self.extension.layer_type, self.extension.rotary[1]
-            scaling: Any = own.scaling  # LongRoPE, because the extension uses it
+            scaling: Any = own.scaling  # a LongRoPE, because the extension uses it
             rotary = own.replace(scaling=replace(scaling, long_factor=factors))
             model = self.decoder.model
             with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
@@ -161,7 +161,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
 
 
 def _first_generation(extension: Extension) -> list[Factors]:
-    """Return the first generation: factors of YaRN's ramp, NTK's powers of the factor, and interpolation."""
+    """Return the first generation: the factors of YaRN's ramp, of NTK and of linear interpolation."""
     start: Any = extension.rotary[1].scaling
     ramp, factor = start.long_factor, extension.to / extension.trained
     last = max(1, len(ramp) - 1)

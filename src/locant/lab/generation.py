@@ -1,4 +1,4 @@
-"""Generate text with a model in a folder: a decoder of the lab, or a language model of `transformers`.
+"""Generate text with a model in a folder: a decoder of the lab or a language model of `transformers`.
 
 This module also saves and loads decoders of the lab.
 """
@@ -50,15 +50,14 @@ WEIGHTS = "model.safetensors"
 
 
 def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: bool = False, **facts: Any) -> None:
-    """Write a decoder and its tokenizer as safetensors and JSON into a new folder, which `load` reads.
+    """Write a decoder and its tokenizer as safetensors and JSON into a new folder that `load` can read.
 
     Args:
         force: replace an existing folder of a model.
         facts: more entries for `config.json`.
 
     Raises:
-        InputError: the encoding's name and options do not describe the encoding, or the folder exists or is not
-            writable.
+        InputError: the name and options of the encoding do not describe it, or the folder exists or is not writable.
 
     >>> import locant, tempfile
     >>> model, tokenizer = locant.lab.train("to be, or not to be. " * 40, vocab_size=300, num_steps=2, d_model=32)
@@ -102,7 +101,7 @@ def train_files(
     on_step: Callable[[int, int | None, str], object] = lambda done, total, report: None,
     **text: Any,
 ) -> dict[str, Any]:
-    """Train a decoder on texts, `save` it, and return the facts about the training that `config.json` records.
+    """Train a decoder on texts, and `save` it. Return the facts about the training run that `config.json` records.
 
     Args:
         options: arguments of `lab.train`.
@@ -169,11 +168,11 @@ def continue_text(
     Args:
         folder: a decoder that `save` wrote, or a causal language model of `transformers` in safetensors, with its
             tokenizer. A model of `transformers` first reads the tokens that its tokenizer puts before a text, such as
-            ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets everything that
-            is not an argument here.
+            ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets all options
+            that are not arguments here.
         num_tokens, temperature, top_k, seed: as for `generate`.
         way: the positions that the model uses, in the notation of `PositionOverride`.
-        device: for example ``cuda:1``. ``auto`` means CUDA if torch finds it, and the CPU otherwise.
+        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
     Returns:
         The prompt, its continuation, and their ids.

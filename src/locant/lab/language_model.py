@@ -1,6 +1,6 @@
 """Load language models of `transformers` from local folders, for `locant evaluate` and `locant tune`.
 
-Every fault of a folder becomes one error that names the fault. Faults are custom code, pickles, missing shards, shapes
+Each fault of a folder raises one error that names the fault. Faults are custom code, pickles, missing shards, shapes
 that contradict the configuration, missing weights, and weights that the model class does not have.
 """
 
@@ -47,7 +47,7 @@ MAX_SIZES = {
     "heads": (HEADS, 2**16),
     "head_dim": (("head_dim",), 2**16),
 }
-"""The largest sizes that are accepted. Published models are far smaller. Building larger models would take too long."""
+"""The largest sizes that are accepted. Published models are far smaller, and building larger models takes too long."""
 
 ADAPTER = "adapter_config.json"
 MAX_LOGITS = 2**25
@@ -56,7 +56,7 @@ MAX_LOGITS = 2**25
 MARGIN = 2**25
 """The number of parameters that a configuration may have in addition to twice the numbers in the files.
 
-More are an error.
+A configuration with more parameters raises an error.
 """
 
 CAUSAL = "AutoModelForCausalLM"
@@ -68,7 +68,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device with a name such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
+    """Return the device with a name such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
     Raises:
         RangeError: torch does not find the device on this machine.
@@ -108,7 +108,7 @@ def load_config(folder: str | Path) -> Any:
 
 
 def require_likely(config: Mapping[str, Any]) -> None:
-    """Raise if a configuration has sizes that no model has, because building or running it would hang or fail."""
+    """Raise `InputError` if a configuration has sizes that no model has. Such a model would hang or fail."""
     parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
     for what, (keys, most) in MAX_SIZES.items():
         for value in (part.get(key) for part in parts for key in keys):
@@ -123,7 +123,7 @@ def load_model(
     """Load a causal language model from a local folder, with its encoding.
 
     Args:
-        folder: a folder that `save_pretrained` wrote, with safetensors. The model may have been saved while it was
+        folder: a folder with safetensors that `save_pretrained` wrote. The model may have been saved while it was
             swapped.
         config: a configuration with other positions, which replaces the configuration in the folder.
         dtype: one of `DTYPES`.
@@ -154,7 +154,7 @@ def load_model(
 def without_weights(config: Mapping[str, Any]) -> Any:
     """Build the language model that a configuration describes. Its parameters have shapes but no values.
 
-    Its rotary module is complete, so `locant.swap` can find it, measure it and describe the effect of a swap.
+    The rotary module is complete, so `locant.swap` can find it, measure it and describe the effect of a swap.
 
     Raises:
         InputError: the configuration has custom code, or `transformers` does not build a language model from it.
@@ -177,7 +177,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
 
 
 def auto_class(config: Any) -> str | None:
-    """Return the name of the auto class of `transformers` that builds a language model. Prefer causal models."""
+    """Return the name of the auto class that builds a language model, or ``None``. Causal models come first."""
     import transformers
 
     return next((each for each in KINDS if type(config) in getattr(transformers, each)._model_mapping), None)
@@ -187,7 +187,7 @@ def auto_class(config: Any) -> str | None:
 def _require_that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """Return the model after it has read one token in training mode.
 
-    Some wrong values of a configuration fail only in this step.
+    Some wrong values in a configuration raise an error only in this step.
     """
     model.to(device)
     with _translate_errors(path), preserve_random_state(device):
@@ -196,10 +196,10 @@ def _require_that_runs(path: Path, model: Any, device: torch.device) -> Any:
 
 
 def _require_its_size(path: Path, config: Any) -> None:
-    """Raise if a configuration describes a far larger model than the files. Transformers would draw the rest at random.
+    """Raise `InputError` if a configuration describes a far larger model than the files contain.
 
-    This check does not allocate memory for weights. If it cannot build the model, `from_pretrained` gives the reason
-    later.
+    Transformers would draw the missing weights at random. This check does not allocate memory for weights. If it cannot
+    build the model, `from_pretrained` gives the reason later.
     """
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):  # its files store several numbers in one
@@ -239,7 +239,7 @@ def silence_transformers() -> Generator[None]:
 def _translate_errors(
     what: object, remedy: str = "use a model in safetensors, as save_pretrained writes it"
 ) -> Generator[Any]:
-    """Yield `transformers`, and turn any error that it raises about a folder or a configuration into one line."""
+    """Yield `transformers`, and turn any error that it raises about a folder or configuration into a short one."""
     with silence_transformers():
         import transformers
 
@@ -255,7 +255,7 @@ def _translate_errors(
 
 
 def trained_length(config: Any) -> int:
-    """Return the window length of the training before any scaling, if the configuration states it."""
+    """Return the trained length before any scaling. If the configuration does not state it, use `stated_length`."""
     return stated_trained_length(config.get_text_config().to_dict()) or stated_length(config)
 
 
@@ -272,12 +272,12 @@ def stated_length(config: Any) -> int:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Return a hash of the contents of the configuration and the weight files, following links.
+    """Return a hash of the contents of the configuration and the weight files. Links are followed.
 
-    Dates and sizes are not enough, because new weights in the same file have the size of the old weights. The
+    Dates and sizes are not enough, because new weights in the same file have the same size as the old weights. The
     tokenizer has a separate fingerprint.
 
-    The files are read once, several at a time. This takes about a second for each gigabyte or two.
+    The files are read once, several at a time. This takes between half a second and a second per gigabyte.
     """
     path = Path(folder)
     names = [CONFIG, *read_headers(path)]
@@ -292,14 +292,14 @@ def _sha256(file: Path) -> str:
 
 
 def num_windows(vocab_size: int, corpus: Corpus, length: int, most: int, *, argument: str) -> int:
-    """Return the number of windows of some length in a text, but at most `most`.
+    """Return the number of windows of `length` tokens in a text, but at most `most`.
 
     Args:
         vocab_size: the number of rows of the model's token table.
         argument: the name of the argument that set the length, for the remedy.
 
     Raises:
-        InputError: the text is shorter than one window, or it has an id without a row in the table.
+        InputError: the text is too short for one window, or it has an id without a row in the table.
     """
     if len(corpus.ids) <= length:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
@@ -311,14 +311,14 @@ def num_windows(vocab_size: int, corpus: Corpus, length: int, most: int, *, argu
 
 
 def require_rows(vocab_size: int, ids: Int[np.ndarray, " tokens"], beginning: Sequence[int] = ()) -> None:
-    """Raise if a text or the tokens before it have an id without a row in the model's token table."""
+    """Raise `InputError` if a text or the tokens before it have an id without a row in the model's token table."""
     if (largest := max(int(ids.max()), *beginning, 0)) >= vocab_size:
         got = f"got a tokenizer with id {largest}, which the model has no row for"
         raise InputError(got, "use the model's tokenizer")
 
 
 def require_positions(model: Any, longest: int) -> None:
-    """Raise if a model's table of positions has fewer rows than a window has tokens."""
+    """Raise `InputError` if a model's table of positions has fewer rows than a window has tokens."""
     rows = [table.num_embeddings - _first_row(table) for _, table in learned_tables(model.base_model)]
     if rows and longest > min(rows):
         got = f"got windows of {longest:,} tokens for {type(model).__name__}, whose table has {min(rows):,} positions"
@@ -332,7 +332,7 @@ def _first_row(table: nn.Embedding) -> int:
 
 
 def _cross_entropy(logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """Return the nats of each target, and zero for a target of -100.
+    """Return the loss of each target in nats. It is zero for a target of -100.
 
     On a CPU, torch's cross entropy adds the terms of a softmax one after the other in float32. For SmolLM2 with its
     49 152 tokens, the result is 0.0001 nats too low. `logsumexp` adds the terms pairwise, so it is more exact.
@@ -358,7 +358,7 @@ class TransformersDecoder(nn.Module):
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: object
     ) -> Float[Tensor, "batch seq"]:
-        """Return the nats of each target, as `Decoder.losses` does.
+        """Return the loss of each target in nats, as `Decoder.losses` does.
 
         Only a part of the logits is in memory at a time. For a long window and a small model, all logits would take
         most of the memory.
@@ -388,7 +388,7 @@ class TransformersDecoder(nn.Module):
     def _logits(self, ids: Int[Tensor, "batch seq"], change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the logits after `change` has replaced the hidden states before the output embeddings.
 
-        The model treats them like its usual logits, for example with a scale or a soft cap.
+        The model treats the result like its usual logits, for example with a scale or a soft cap.
         """
         hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: change(args[0]))
         with hook:

@@ -1,9 +1,9 @@
 """The values of `--with`, which replace the positions of a trained model.
 
 ``own`` keeps the model's positions, and ``exact`` computes them with exact angles. ``nope`` removes positions.
-``drope`` is another name for ``nope``, after a recipe. ``yarn:4`` and other scalings stretch the model's encoding by a
-factor. ``self-extend:8`` with a group size, ``rerope`` and ``dual-chunk`` treat far tokens differently from near
-tokens. Any other value is a name in `locant list`.
+``drope`` is another name for ``nope``, after the recipe DroPE. ``yarn:4`` and other scalings stretch the model's
+encoding by a factor. ``self-extend:8`` (with a group size), ``rerope`` and ``dual-chunk`` treat far tokens differently
+from near tokens. Any other value is a name in `locant list`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ROTARIES_BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
     "rerope": lambda _, trained: {"window": max(1, trained // 2)},
     "dual-chunk": lambda _, trained: {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16},
 }
-"""Encodings with the model's own distances for near tokens and bounded distances for far tokens.
+"""Encodings with the model's own distances for near tokens and with bounded distances for far tokens.
 
-Each function returns the sizes for a group size and the trained length.
+Each function takes a group size and the trained length, and returns the sizes of the encoding.
 """
 HIDDEN_NAMES = {"nope", "rotary", *(name.replace("-", "_") for name in ROTARIES_BY_CLASS)}
-"""Encodings in `locant list` that have another name here."""
+"""Names in `locant list` that `PositionOverride.names` does not add, because other values replace them."""
 
 TAKE_NUMBER = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
@@ -44,7 +44,7 @@ USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 @dataclass(frozen=True)
 class PositionOverride:
-    """One value of `--with`: a name, with a factor or a group size for some names.
+    """A value of `--with`: a name and, for some names, a factor or a group size.
 
     >>> PositionOverride.of("yarn:8"), PositionOverride.of("DroPE")
     (PositionOverride(name='yarn', factor=8.0), PositionOverride(name='nope', factor=None))
@@ -78,7 +78,7 @@ class PositionOverride:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Return all names. Those in `TAKE_NUMBER` take a number after a colon."""
+        """Return all names. The names in `TAKE_NUMBER` take a number after a colon."""
         return (*PLAIN, *STRETCHES, *ROTARIES_BY_CLASS, *(name for name in encodings() if name not in HIDDEN_NAMES))
 
     @property
@@ -95,12 +95,12 @@ class PositionOverride:
     def is_for_reading_only(self) -> bool:
         """Whether this override is only for reading.
 
-        Models cannot be trained with it, and folders cannot contain it.
+        A model cannot be trained with it, and a folder cannot contain it.
         """
         return self.name in ("exact", *ROTARIES_BY_CLASS)
 
     def stretched_length(self, trained: int) -> int:
-        """Return the length to which this override stretches a model. Without a scaling, it is the trained length."""
+        """Return the length to which this override stretches a model. Without a scaling, return the trained length."""
         return round(trained * self.factor) if self.is_scaling and self.factor else trained
 
     def encoding(
@@ -111,7 +111,7 @@ class PositionOverride:
         Args:
             trained: the length that the model was trained at.
             longest: the longest length that the model will read.
-            layer_type: the type of the layers that the encoding is for, if types of layers have different encodings.
+            layer_type: the type of the layers that use the encoding, if layer types have different encodings.
         """
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
@@ -119,7 +119,7 @@ class PositionOverride:
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
     def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
-        """Return the encoding with which a decoder of the lab reads this length, or ``None`` for its own encoding."""
+        """Return the encoding for a decoder of the lab at this length, or ``None`` for the decoder's own encoding."""
         own = model.encoding
 
         def rotary() -> Rotary:
@@ -176,7 +176,7 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
 
 
 def _name_of(text: str) -> str:
-    """Return the canonical name of a scaling, of an encoding in `locant list`, or of a value that only exists here."""
+    """Return the canonical name of a scaling, an encoding or another value. Return an unknown name unchanged."""
     if text in (*PLAIN, *ALIASES, *ROTARIES_BY_CLASS):
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):

@@ -1,7 +1,7 @@
-"""A common interface to measure the trained language models in two kinds of folders.
+"""A common interface for measuring trained language models in two kinds of folders.
 
-A folder contains a decoder of `locant train` or a causal language model of `transformers`. Either kind of model can
-read a text with its own positions or with another encoding. Nothing is trained.
+A folder contains a decoder of `locant train` or a causal language model of `transformers`. Both kinds of model can read
+a text with their own positions or with another encoding. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReadableModel(ABC):
 
     Args:
         module: the model.
-        trained: the length that the model was trained with, if known.
+        trained: the length that the model was trained at, if known.
         vocab_size: the number of rows in the token table.
     """
 
@@ -46,11 +46,11 @@ class ReadableModel(ABC):
 
     @abstractmethod
     def require_positions(self, longest: int) -> None:
-        """Raise if the model's table of positions has fewer rows than `longest`."""
+        """Raise `InputError` if the model's table of positions has fewer rows than `longest`."""
 
     @abstractmethod
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
-        """Return the encoding that replaces the model's encoding in texts of this length, or ``None`` to keep it."""
+        """Return the encoding that replaces the model's encoding for texts of this length, or ``None`` to keep it."""
 
     @abstractmethod
     def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
@@ -60,7 +60,7 @@ class ReadableModel(ABC):
 class _TransformersModel(ReadableModel):
     def __init__(self, model: Any) -> None:
         text = model.config.get_text_config()
-        is_stated = getattr(text, "max_position_embeddings", None) is not None  # not in Bloom's, which has ALiBi
+        is_stated = getattr(text, "max_position_embeddings", None) is not None  # Bloom has ALiBi and does not state it
         super().__init__(model, trained_length(model.config) if is_stated else None, text.vocab_size)
 
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:

@@ -1,12 +1,12 @@
-"""Ask a language model the questions of RULER's six tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
+"""Ask a language model the questions of six RULER tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
 
 The tasks, their sizes, the number of generated tokens and the score are the same as in RULER. The words and the wording
-are different, so scores are similar to the published scores but not equal. The model always writes the most probable
-token. The score of a row is the share of its answers that the generated text contains.
+are different, so scores are similar to the published scores but not equal. The model writes the most probable token at
+each step. The score of a row is the share of its answers that the generated text contains.
 
-A truncated row cannot be answered, and a score of zero does not show the reason. So no row is truncated. Each row is
-the longest that fits together with the tokens to write. It is an error if the tokens do not spell the whole row, or if
-the model reads fewer tokens than it is given. Chat templates are not used.
+Rows are never truncated, because a truncated row cannot be answered, and a score of zero would not show the reason.
+Each row is as long as possible, with room for the generated tokens. It is an error if the tokens do not spell the whole
+row, or if the model reads fewer tokens than it is given. Chat templates are not used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOPS, COMMON = 4, 10
 
 
 class Question(NamedTuple):
-    """A text with its question, the opening of the answer, and the answers that have to follow."""
+    """A text with its question, the opening of the answer, and the answers that must follow."""
 
     text: str
     opening: str
@@ -56,8 +56,9 @@ class Prompt(NamedTuple):
 class RulerTask(NamedTuple):
     """A task of RULER.
 
-    `make` makes a question from random numbers, a size in lines or words, a length and the depth of the needle. `least`
-    is the smallest size. `writes` is RULER's limit for generated tokens, which is raised if the answers need more.
+    `make` returns a question from a random generator, a size in lines or words, a length in tokens and the depth of
+    the needle. `least` is the smallest size. `writes` is RULER's limit for generated tokens. The limit is raised if the
+    answers need more tokens.
     """
 
     make: Callable[[Random, int, int, float | None], Question]
@@ -67,7 +68,7 @@ class RulerTask(NamedTuple):
 
 @cache
 def words() -> list[str]:
-    """Return about two thousand words from Python's built-in documentation. They depend on the version of Python."""
+    """Return about 2 300 words from Python's built-in documentation. They depend on the version of Python."""
     return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
 
 
@@ -87,7 +88,7 @@ def _needle(
     what: str, key_of: Callable[[Random], str], value_of: Callable[[Random], str], filler: str,
     draw: Random, size: int, _: int, depth: float | None,
 ) -> Question:  # fmt: skip
-    """Return a question about a line with a key and its value, among lines of filler or other such lines."""
+    """Return a question about a line with a key and its value. The other lines are filler, or have other keys."""
     key, value = key_of(draw), value_of(draw)
     others = [other for _ in range(size) if (other := key_of(draw)) != key]
     lines = [filler or f"The secret {what} of {other} is {value_of(draw)}." for other in others]
@@ -98,7 +99,7 @@ def _needle(
 
 
 def _chain(draw: Random, size: int, letters: int) -> Question:
-    """Return a question about a chain of assignments among lines of filler."""
+    """Return a question about a chain of assignments that are scattered among lines of filler."""
     names = dict[str, None]()
     while len(names) <= HOPS:
         names["".join(draw.choices(ascii_uppercase, k=letters))] = None
@@ -140,7 +141,7 @@ def _with_example(example: Question, shown: Callable[[Sequence[str]], str], ques
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
     """Return a question about words of random letters.
 
-    The k-th most frequent word occurs in proportion to 1 / k². The most frequent "word" is three dots.
+    The count of the k-th most frequent word is proportional to 1 / k². The most frequent "word" is three dots.
     """
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
@@ -159,11 +160,11 @@ TASKS: Mapping[str, RulerTask] = {
     "cwe": RulerTask(_common_words, COMMON + 1, 120),
     "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth word is less frequent than the third
 }
-"""The tasks by RULER's names."""
+"""The tasks by their names in RULER."""
 
 
 def score(written: str, answers: Sequence[str]) -> float:
-    """Return the share of the answers that a text contains, ignoring case.
+    """Return the share of the answers that a text contains. Case is ignored.
 
     >>> score("The words are: Tower, lake", ["tower", "lake", "hat", "coin"])
     0.5
@@ -172,13 +173,13 @@ def score(written: str, answers: Sequence[str]) -> float:
 
 
 def rows(task: str, tokenizer: Tokenizer, length: int, count: int, depth: float | None = None) -> list[Prompt]:
-    """Return the first `count` rows of a task, or an empty list if the smallest row does not fit."""
+    """Return the first `count` rows of a task, without rows that do not fit even at the smallest size."""
     prompts = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
     return [row for row in prompts if row is not None]
 
 
 def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float | None = None) -> Prompt | None:
-    """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest does not fit.
+    """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest is too long.
 
     Args:
         depth: the place of the needle, from 0 at the beginning to 1 at the end. Default: a random place, as in RULER.
@@ -220,13 +221,13 @@ def has_chat_template(folder: str | Path) -> bool:
 
 @torch.no_grad()
 def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
-    """Return the text that a model writes after a prompt, taking the most probable token at each step.
+    """Return the text that a model writes after a prompt. At each step, the model takes the most probable token.
 
-    A model of `transformers` stops at its end-of-text token, or when the text contains all answers, or after
-    `Prompt.most` tokens. A `Decoder` always writes `Prompt.most` tokens.
+    A model of `transformers` stops at an end-of-text token, when the text contains all answers, or after `Prompt.most`
+    tokens. A `Decoder` always writes `Prompt.most` tokens.
 
-    Without a cache, the whole text is read again for each token. This is the case if the name of the model's cache is
-    unknown, or if the encoding needs whole texts.
+    If the name of the model's cache is unknown, or if the encoding needs whole texts, no cache is used. Then the model
+    reads the whole text again for each token.
 
     Args:
         model: a model of `transformers`, or a decoder of the lab.
@@ -269,7 +270,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
 
 
 def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the score of a model's answers. Its text for the first prompt is included, to explain a low score."""
+    """Return the score of a model's answers. The result includes its first text, which can explain a low score."""
     texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {
