@@ -162,7 +162,7 @@ class Candidate:
         offset = 0 if seed is None else Random(seed).randrange(max(1, longest // len(numbers) - length))
         if self.position_scheme == "abacus":
             return abacus(ids, task.digits, offset=offset)
-        return coupled(numbers, start=1 + offset, length=seq_len, device=device)
+        return coupled(numbers, start=1 + offset, reverse_operands=True, length=seq_len, device=device)
 
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
