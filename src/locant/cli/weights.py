@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, only_given, output
+from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, model, only_given, output
 from locant.errors import InputError
 
 LAYOUT = OneOf(("half", "interleaved"))
 
 
 @click.command("audit")
-@click.argument("model")
+@model()
 @click.option(
     "--text", "files", multiple=True, metavar="FILE", help="The text. Default: documentation that ships with Python."
 )
@@ -30,7 +30,8 @@ def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
 
     The loss on a text is measured under each plausible interpretation: the other layout, the other direction, other
     bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. An interpretation
-    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json.
+    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json,
+    or a .gguf file.
     Exit code 1 means that another interpretation fits better, or that none explains the weights.
     """
     from locant.lab.audit import audit
@@ -72,7 +73,7 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
 
 
 @click.command("neighbours")
-@click.argument("model")
+@model("table")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @count("-k", "--count", default=10, show_default=True, help="Number of tokens.")
 @click.option("--figure", type=Picture(), help="Draw a heat map of the similarity of the words (.png, .svg, .pdf).")
@@ -91,7 +92,8 @@ def neighbours(
     king - man + woman     the tokens nearest to the sum
     cat dog refrigerator   the similarity of every two words
 
-    MODEL is a folder with config.json, tokenizer.json and safetensors. Only the embedding tables are read.
+    MODEL is a folder with config.json, tokenizer.json and safetensors, or a .gguf file. Only the embedding tables are
+    read.
     """  # noqa: D301
     from locant.embedding.input import InputEmbedding
     from locant.embedding.words import Words, terms_of

@@ -1,4 +1,4 @@
-"""Load language models of `transformers` from local folders, for `locant evaluate` and `locant tune`.
+"""Load language models of `transformers` from local folders and GGUF files, for `locant evaluate` and `locant tune`.
 
 Every fault of a folder becomes one error that names the fault. Faults are custom code, pickles, missing shards, shapes
 that contradict the configuration, missing weights, and weights that the model class does not have.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,10 @@ from locant.arguments import short_repr
 from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
+from locant.checkpoints.gguf_model import load_gguf, load_gguf_config
+from locant.checkpoints.loading import one_line_errors, quiet, require_all_weights
 from locant.errors import InputError, RangeError, Remedy
-from locant.extras import require
+from locant.gguf_file import find_gguf, open_gguf
 from locant.lab.resume_state import preserve_random_state
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.lab_decoder import is_lab_decoder
@@ -82,13 +82,18 @@ def device_of(name: str) -> torch.device:
 
 
 def load_config(folder: str | Path) -> Any:
-    """Return the configuration of a model in a local folder, as `transformers` reads it."""
+    """Return the configuration of a model in a local folder or a GGUF file, as `transformers` reads it."""
+    if (gguf := find_gguf(folder)) is not None:
+        file = open_gguf(gguf)
+        keys = {"num_hidden_layers": "block_count", "hidden_size": "embedding_length"}
+        require_likely({name: file.value(f"{file.architecture}.{key}") for name, key in keys.items()})
+        config = load_gguf_config(gguf)
+        require_likely(config.to_dict())
+        return config
     path = Path(folder)
     if not (path / CONFIG).is_file():
-        raise InputError(
-            f"got {path}, expected the folder of a model with its {CONFIG}",
-            "pass the folder that save_pretrained wrote",
-        )
+        got = f"got {path}, expected the folder of a model with its {CONFIG}, or a .gguf file"
+        raise InputError(got, "pass the folder that save_pretrained wrote")
     facts = read_json(path / CONFIG)
     require_likely(facts)
     require_no_code(path, facts)
@@ -99,7 +104,7 @@ def load_config(folder: str | Path) -> Any:
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "merge the adapter: model.merge_and_unload().save_pretrained(folder)")
     read_headers(path)
-    with _one_line(path) as transformers:
+    with one_line_errors(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
@@ -119,31 +124,26 @@ def load_model(
     """Load a causal language model from a local folder, with its encoding.
 
     Args:
-        folder: a folder that `save_pretrained` wrote, with safetensors. The model may have been saved while it was
-            swapped.
-        config: a configuration with other positions, which replaces the one in the folder.
-        dtype: one of `DTYPES`.
+        folder: a folder that `save_pretrained` wrote, with safetensors, or a GGUF file. The model may have been saved
+            while it was swapped.
+        config: a configuration with other positions, which replaces the one of the model.
+        dtype: one of `DTYPES`. The weights of a GGUF file become float32 by default.
     """
     path = Path(folder)
     config = load_config(path) if config is None else config
-    _require_its_size(path, config)
+    if (gguf := find_gguf(path)) is not None:
+        _require_its_size(gguf, config, open_gguf(gguf).num_weights)
+        return _that_runs(gguf, load_gguf(gguf, config=config, dtype=dtype), torch.device(device))
+    _require_its_size(
+        path, config, sum(math.prod(each.shape) for header in read_headers(path).values() for each in header.tensors)
+    )
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
-    with _one_line(path) as transformers:
+    with one_line_errors(path) as transformers:
         if hasattr(config, SWAPPED):
             return _that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, report = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    name = type(model).__name__
-    if report["mismatched_keys"]:  # transformers draws these weights at random, too
-        key, has, expected = min(report["mismatched_keys"])
-        got = f"got {key} of shape {tuple(has)} in {path}, but its {CONFIG} states {tuple(expected)}"
-        raise InputError(got, "use the configuration and the weights of one model")
-    if report["missing_keys"]:  # transformers draws these weights at random and lists them in a table
-        got = f"got {path} without {min(report['missing_keys'])}, a weight of {name}"
-        raise InputError(got, "use a causal language model with its head")
-    if report["unexpected_keys"]:
-        got = f"got {path} with {min(report['unexpected_keys'])}, a weight that {name} of its {CONFIG} does not have"
-        raise InputError(got, "use the configuration and the weights of one causal language model")
+    require_all_weights(report, type(model).__name__, path, CONFIG)
     return _that_runs(path, model, torch.device(device))
 
 
@@ -161,7 +161,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
         got = "got the configuration of a model that is swapped already"
         raise InputError(got, "use the configuration of the original model")
     require_likely(with_defaults(config))
-    with _one_line(
+    with one_line_errors(
         f"a configuration of {short_repr(kind)}", "use a config.json as save_pretrained writes it"
     ) as transformers:
         plain = transformers.AutoConfig.for_model(**config)
@@ -183,12 +183,12 @@ def auto_class(config: Any) -> str | None:
 def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """Return the model after it has read one token in training mode. Some values of a configuration fail only then."""
     model.to(device)
-    with _one_line(path), preserve_random_state(device):
+    with one_line_errors(path), preserve_random_state(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
 
-def _require_its_size(path: Path, config: Any) -> None:
+def _require_its_size(path: Path, config: Any, stored: int) -> None:
     """Raise if a configuration describes a far larger model than the files. Transformers would draw the rest at random.
 
     This check does not allocate memory for weights. If it cannot build the model, `from_pretrained` gives the reason
@@ -205,45 +205,9 @@ def _require_its_size(path: Path, config: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         expected = sum(each.numel() for each in AutoModelForCausalLM.from_config(plain).parameters())
-    stored = sum(math.prod(each.shape) for header in read_headers(path).values() for each in header.tensors)
     if expected > 2 * stored + MARGIN:
-        got = f"got {path} with {stored:,} numbers in its files, but its {CONFIG} describes {expected:,}"
+        got = f"got {path} with {stored:,} numbers, but its configuration describes {expected:,}"
         raise InputError(got, "use the configuration and the weights of one model")
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Silence the progress bars, tables and warnings of transformers."""
-    require("transformers", "loading a model")
-    from transformers.utils import logging
-
-    has_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity(50)  # CRITICAL: not even errors, because locant reports them
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _one_line(what: object, remedy: str = "use a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
-    """Provide transformers, and turn any error that it raises about a folder or a configuration into one line."""
-    with quiet():
-        import transformers
-
-        try:
-            yield transformers
-        except InputError:
-            raise
-        except Exception as error:  # a configuration can make transformers fail in any way
-            why = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            why = shorten(" ".join(why[: 1 + why[0].endswith(":")]), 300, placeholder=" ...")
-            got = f"got {what}, which transformers cannot load: {why}"
-            raise InputError(got, remedy) from error
 
 
 def trained_length(config: Any) -> int:
@@ -267,8 +231,9 @@ def fingerprint(folder: str | Path) -> str:
 
     The files are read once, several at a time. This takes about a second for each gigabyte or two.
     """
-    path = Path(folder)
-    names = [CONFIG, *read_headers(path)]
+    gguf = find_gguf(folder)
+    path = Path(folder) if gguf is None else gguf.parent
+    names = [CONFIG, *read_headers(path)] if gguf is None else [gguf.name]
     with ThreadPoolExecutor() as pool:
         digests = [*pool.map(_sha256, (path / name for name in names))]
     return hashlib.sha256(repr([*zip(names, digests, strict=True)]).encode()).hexdigest()
