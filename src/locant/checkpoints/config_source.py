@@ -87,7 +87,7 @@ def read_source(source: str | Path) -> dict[str, Any]:
     if str(source) and (gguf := find_gguf(path)) is not None:
         from locant.checkpoints.gguf_model import load_gguf_config  # which needs torch
 
-        return load_gguf_config(gguf).to_dict()
+        return json.loads(load_gguf_config(gguf).to_json_string())  # as save_pretrained would write it
     if str(source) and path.is_dir():
         raise InputError(f"got the folder {source}, which holds no {CONFIG}", "pass the folder of a model, or a file")
     if not path.is_file():

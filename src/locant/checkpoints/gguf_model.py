@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class GgufWeights(NamedTuple):
 
     Args:
         file: the path of the file.
+        read: the tensors that are read, ``"weights"`` for all or ``"token table"``.
         types: the share of the weights that each type of the file stores.
         dtype: the dtype in memory.
         num_bytes: the size in memory.
@@ -40,16 +42,18 @@ class GgufWeights(NamedTuple):
     """
 
     file: str
+    read: str
     types: Mapping[str, float]
     dtype: str
     num_bytes: int
     note: str | None = None
 
     def __str__(self) -> str:
-        types = ", ".join(f"{share:.0%} {name}" for name, share in self.types.items() if share >= 0.005)
+        shares = {name: f" ({share:.1%})" if len(self.types) > 1 else "" for name, share in self.types.items()}
+        types = ", ".join(f"{name}{share}" for name, share in shares.items())
         changed = "dequantised" if self.types.keys() - UNQUANTISED else "converted"
         size = f"{self.num_bytes / 1e6:,.0f} MB" if self.num_bytes < 1e9 else f"{self.num_bytes / 1e9:,.1f} GB"
-        return f"{Path(self.file).name}: weights of {types}, {changed} to {self.dtype} ({size} in memory)"
+        return f"{Path(self.file).name}: {self.read} in {types}, {changed} to {self.dtype} ({size} in memory)"
 
 
 def gguf_weights(path: Path | str, dtype: str | torch.dtype = "auto", *, table_only: bool = False) -> GgufWeights:
@@ -63,7 +67,8 @@ def gguf_weights(path: Path | str, dtype: str | torch.dtype = "auto", *, table_o
     count = sum(int(file.tensors[each].n_elements) for each in names) if names else file.num_weights
     width = getattr(torch, name).itemsize
     note = None if table_only else unread_scaling(file)
-    return GgufWeights(str(path), file.types(*names), name, count * width, note)
+    read = "token table" if names else "weights"
+    return GgufWeights(str(path), read, file.types(*names), name, count * width, note)
 
 
 def unread_scaling(file: GgufFile) -> str | None:
@@ -135,7 +140,7 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
         if (note := unread_scaling(file)) is not None:
             warnings.warn(note, stacklevel=2)
     options: dict[str, Any] = {"dtype": getattr(torch, "float32" if dtype == "auto" else dtype_name(dtype))}
-    with _reading(file) as transformers:
+    with redirect_stderr(StringIO()), _reading(file) as transformers:  # for a bar that transformers draws
         if hasattr(transformers, "GgufConfig"):  # else transformers may keep blocks and download a kernel for them
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         load = (cls or transformers.AutoModelForCausalLM).from_pretrained
