@@ -50,7 +50,7 @@ class GgufWeights(NamedTuple):
 
     def __str__(self) -> str:
         shares = {name: f" ({share:.1%})" if len(self.types) > 1 else "" for name, share in self.types.items()}
-        types = ", ".join(f"{name}{share}" for name, share in shares.items())
+        types = ", ".join(f"{name}{share}" for name, share in shares.items() if share != " (0.0%)")
         changed = "dequantised" if self.types.keys() - UNQUANTISED else "converted"
         size = f"{self.num_bytes / 1e6:,.0f} MB" if self.num_bytes < 1e9 else f"{self.num_bytes / 1e9:,.1f} GB"
         return f"{Path(self.file).name}: {self.read} in {types}, {changed} to {self.dtype} ({size} in memory)"
