@@ -1,4 +1,4 @@
-"""SmolLM2-135M from its GGUF file, on 512 tokens of Python's documentation. `make test-real` installs it and runs this."""
+"""SmolLM2-135M from its GGUF file, on 512 tokens of Python's documentation: `make test-real`."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
     base = fields.number("rope.freq_base", DEFAULT_BASE, above=0)
     if fields.architecture in UNROTATED:
         notes.append(
-            "layers that rotate have this encoding, and the code of this architecture rotates only some layers"
+            "layers that rotate have this encoding, and the code of the architecture does not rotate some layers"
         )
     if fields.has("rope.freq_base_swa") or fields.architecture in LOCAL_BASE:
         local = fields.number("rope.freq_base_swa", DEFAULT_BASE, above=0)
