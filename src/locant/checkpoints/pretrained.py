@@ -53,16 +53,19 @@ class _Source:
 
     def __init__(self, folder: Path | str, dtype: torch.dtype | str | None) -> None:
         self.dtype = None if dtype is None else as_dtype(dtype, DTYPES.values())
-        gguf = find_gguf(folder) if isinstance(folder, (str, Path)) else None
-        tensors = TensorFolder(folder) if gguf is None else None
-        self.folder = tensors.folder if tensors is not None else Path(folder)
-        facts = read_json(self.folder / CONFIG) if gguf is None else read_source(gguf)
+        self.tensors: TensorFolder | GgufTables
+        if isinstance(folder, (str, Path)) and (gguf := find_gguf(folder)) is not None:
+            facts = read_source(gguf)
+            self.tensors = GgufTables(gguf, read_known(facts)[1].inputs)
+        else:
+            self.tensors = TensorFolder(folder)
+            facts = read_json(self.tensors.folder / CONFIG)
+        self.folder = self.tensors.folder
         if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
             kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
         self.config, self.row = read_known(facts)
-        self.tensors = GgufTables(gguf, self.row.inputs) if gguf is not None else tensors
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
