@@ -5,6 +5,7 @@ Everything that reads a model from a path calls `find_gguf` first, so a GGUF fil
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Generator, Mapping
@@ -51,11 +52,11 @@ def find_gguf(path: Path | str) -> Path | None:
     >>> find_gguf("model"), find_gguf("model/tiny.gguf").name
     (None, 'tiny.gguf')
     """
-    path = Path(path).expanduser()
-    if not path.is_dir():
+    path = Path(os.path.expanduser(path))  # noqa: PTH111  # pathlib raises if the user is unknown
+    if not os.path.isdir(path):  # noqa: PTH112  # pathlib raises if a name is too long
         if path.suffix.lower() == SUFFIX:
             return path
-        if PIECE.search(path.name) and path.is_file():
+        if PIECE.search(path.name) and os.path.isfile(path):  # noqa: PTH113
             whole = path.name[: path.name.lower().rindex(SUFFIX) + len(SUFFIX)]
             got = f"got {path}, a piece of a GGUF file"
             raise InputError(got, f"join the pieces in their order: cat {whole}.* > {whole}")
