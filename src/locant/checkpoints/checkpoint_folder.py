@@ -145,6 +145,10 @@ class TensorFolder:
             raise InputError(got, "use the index and the files of one checkpoint")
         return self._entries[file][name]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self.entry(name).shape
+
     def tensor(self, name: str) -> Tensor:
         """Return the tensor, mapped into memory.
 

@@ -17,6 +17,7 @@ from locant.arguments import short_repr
 from locant.checkpoints.mistral_params import PARAMS, config_of_params, is_params
 from locant.errors import InputError
 from locant.extras import is_installed, require
+from locant.gguf_file import find_gguf
 from locant.models.registry import presets
 
 CONFIG = "config.json"
@@ -37,7 +38,7 @@ def find_source(source: str) -> Source:
     >>> find_source("gpt2").config["n_positions"]
     1024
     """
-    if Path(source).exists() or source in presets():
+    if Path(source).exists() or source in presets() or (source and find_gguf(source) is not None):
         return Source(read_source(source))
     transformers = require("transformers", f"reading {short_repr(source)}, which is not a file, folder or preset,")
     config = default_config(source)
@@ -75,16 +76,20 @@ def default_config(name: str) -> object | None:
 def read_source(source: str | Path) -> dict[str, Any]:
     """Return the configuration at a path, or of a preset. An existing path takes precedence.
 
+    The configuration of a GGUF file is the one that `transformers` makes from its metadata.
+
     >>> read_source("gpt2")["n_positions"]
     1024
     """
     path = Path(source)
     if str(source) and path.is_dir():
-        path = next((path / name for name in (CONFIG, PARAMS) if (path / name).is_file()), path / CONFIG)
-        if not path.is_file():
-            raise InputError(
-                f"got the folder {source}, which holds no {CONFIG}", "pass the folder of a model, or a file"
-            )
+        path = next((path / name for name in (CONFIG, PARAMS) if (path / name).is_file()), path)
+    if str(source) and (gguf := find_gguf(path)) is not None:
+        from locant.checkpoints.gguf_model import load_gguf_config  # which needs torch
+
+        return json.loads(load_gguf_config(gguf).to_json_string())  # as save_pretrained would write it
+    if str(source) and path.is_dir():
+        raise InputError(f"got the folder {source}, which holds no {CONFIG}", "pass the folder of a model, or a file")
     if not path.is_file():
         return _preset(str(source))
     config = read_json(path)

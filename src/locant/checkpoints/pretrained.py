@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from locant.arguments import one_of, short_repr, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
+from locant.checkpoints.gguf_model import GgufTables
 from locant.errors import InputError
 from locant.extras import require
+from locant.gguf_file import find_gguf
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
@@ -51,9 +53,14 @@ class _Source:
 
     def __init__(self, folder: Path | str, dtype: torch.dtype | str | None) -> None:
         self.dtype = None if dtype is None else as_dtype(dtype, DTYPES.values())
-        self.tensors = TensorFolder(folder)
+        self.tensors: TensorFolder | GgufTables
+        if isinstance(folder, (str, Path)) and (gguf := find_gguf(folder)) is not None:
+            facts = read_source(gguf)
+            self.tensors = GgufTables(gguf, read_known_config(facts)[1].inputs)
+        else:
+            self.tensors = TensorFolder(folder)
+            facts = read_json(self.tensors.folder / CONFIG)
         self.folder = self.tensors.folder
-        facts = read_json(self.folder / CONFIG)
         if facts.get("auto_map") and read_config(facts)[1].rotary is UNKNOWN:
             kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
@@ -67,9 +74,8 @@ class _Source:
         if name is None:
             got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
             raise InputError(got, "use the folder of the whole model, with its own config.json")
-        entry = self.tensors.entry(name)
-        if entry.shape != shape:
-            got = f"got {name} of shape {entry.shape} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
+        if (found := self.tensors.shape(name)) != shape:
+            got = f"got {name} of shape {found} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
             raise InputError(got, "use the configuration and the weights of one model")
         tensor = self.tensors.tensor(name)
         if self.dtype is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from locant.cli.answers import GGUF
 from locant.errors import InputError
 from locant.figures import SIZES
 from locant.spelling import dtype_name, real_number, whole_number
@@ -69,6 +70,34 @@ class PathOption(click.Path):
         if value == "":
             self.fail("the path is empty, expected the name of a file or folder", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class ModelPath(click.ParamType):
+    """The path of a model: a folder or a GGUF file. ``~`` is the home folder.
+
+    If it is a GGUF file, the answer of the verb states what became of its weights.
+
+    Args:
+        reads: what the verb reads of the model: its ``"weights"``, its ``"table"`` of tokens, or ``None`` of them.
+    """
+
+    name = "model"
+
+    def __init__(self, reads: str | None = "weights") -> None:
+        self.reads = reads
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from locant.gguf_file import find_gguf
+
+        value = str(Path(value).expanduser()) if value.startswith("~") else value
+        if ctx is not None and self.reads is not None and (file := find_gguf(value)) is not None:
+            ctx.meta[GGUF] = file, self.reads
+        return value
+
+
+def model(reads: str | None = "weights") -> Callable[[F], F]:
+    """Return the argument for a model, a folder or a GGUF file. See `ModelPath`."""
+    return click.argument("model", type=ModelPath(reads))
 
 
 class Picture(PathOption):

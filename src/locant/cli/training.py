@@ -19,6 +19,7 @@ from locant.cli.options import (
     device,
     dtype,
     files,
+    model,
     only_given,
     output,
     positive,
@@ -170,7 +171,7 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
 
 
 @click.command("generate")
-@click.argument("model")
+@model()
 @click.argument("prompt")
 @count("--tokens", "num_tokens", default=100, show_default=True, help="Maximum number of tokens to write.")
 @click.option(
@@ -188,8 +189,8 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
 def generate(model: str, prompt: str, **options: Any) -> Answer:
     """Continue a text.
 
-    MODEL is a folder that `locant train` wrote, or the folder of a causal language model of transformers, with
-    safetensors and tokenizer. PROMPT is the text, or - for standard input.
+    MODEL is a folder that `locant train` wrote, or a causal language model of transformers: a folder with safetensors
+    and tokenizer, or a .gguf file. PROMPT is the text, or - for standard input.
     """
     from locant.lab.generation import continue_text
     from locant.text.reading import STDIN, read_texts
@@ -199,7 +200,7 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 
 
 @click.command("evaluate")
-@click.argument("model")
+@model()
 @files
 @list_option("--lengths", kind=whole_number, help="Tokens per window. Default: 1024,2048,4096.")
 @list_option(
@@ -232,9 +233,9 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Measure other position encodings in a trained model, without training.
 
-    MODEL is a local folder with safetensors and a tokenizer.json. For a model of `locant train`, the default lengths
-    are 1/2, 1, 2 and 4 times its trained length, the default encodings are own and yarn:4, or nope if the model is not
-    rotary, and --keys is 0.
+    MODEL is a local folder with safetensors and a tokenizer.json, or a .gguf file. For a model of `locant train`, the
+    default lengths are 1/2, 1, 2 and 4 times its trained length, the default encodings are own and yarn:4, or nope if
+    the model is not rotary, and --keys is 0.
     Without a FILE the text is the documentation that ships with Python. - is standard input.
     The other encodings are compared with the first one. Finished results of an earlier call with the same model, text
     and settings are reused from its folder.
@@ -250,7 +251,7 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
 
 
 @click.command("tune")
-@click.argument("model")
+@model()
 @files
 @click.option(
     "--with", "way", required=True, metavar="NAME",
@@ -280,7 +281,8 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
 def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, **options: Any) -> Answer:
     """Fine-tune a model on a text, to adapt it to other positions.
 
-    MODEL is a local folder with safetensors and a tokenizer.json. It is not changed.
+    MODEL is a local folder with safetensors and a tokenizer.json, or a .gguf file. It is not changed, and the output is
+    always a folder with safetensors.
     Without a FILE the text is the documentation that ships with Python. - is standard input. The last tenth is held
     out. To resume a killed run, run the same command: the result is the same, bit for bit.
 
@@ -296,7 +298,7 @@ def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, *
 
     own_device = click.get_current_context().with_resource(join_process_group(options.pop("device") or "auto"))
     tuning = TuneSettings(**only_given(options), device=own_device)
-    folder = output or Path(f"{Path(model).name}-{tuning.way.replace(':', '-').lower()}")
+    folder = output or Path(f"{Path(model).name.removesuffix('.gguf')}-{tuning.way.replace(':', '-').lower()}")
     with progress_bar("step") as progress:
         record = tune(model, files, tuning, output=folder, force=force, on_step=progress)
     return Answer({**record, "output": str(folder)}, lambda: print_tuning(record, folder))

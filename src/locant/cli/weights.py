@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, only_given, output
+from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, model, only_given, output
 from locant.errors import InputError
 from locant.shell import shell_path
 
@@ -17,7 +17,7 @@ LAYOUT = OneOf(("half", "interleaved"))
 
 
 @click.command("audit")
-@click.argument("model")
+@model()
 @click.option(
     "--text", "files", multiple=True, metavar="FILE", help="The text. Default: documentation that ships with Python."
 )
@@ -31,7 +31,8 @@ def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
 
     The loss on a text is measured under each plausible hypothesis: the other layout, the other direction, other
     bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. A hypothesis
-    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json.
+    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json,
+    or a .gguf file.
     Exit code 1 means that another hypothesis fits better, or that none explains the weights.
     """
     from locant.lab.audit import audit
@@ -73,7 +74,7 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
 
 
 @click.command("neighbours")
-@click.argument("model")
+@model("table")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @count("-k", "--count", default=10, show_default=True, help="Number of tokens.")
 @click.option("--figure", type=Picture(), help="Draw a heat map of the similarity of the words (.png, .svg, .pdf).")
@@ -92,7 +93,8 @@ def neighbours(
     king - man + woman     the tokens nearest to the sum
     cat dog refrigerator   the similarity of every two words
 
-    MODEL is a folder with config.json, tokenizer.json and safetensors. Only the embedding tables are read.
+    MODEL is a folder with config.json, tokenizer.json and safetensors, or a .gguf file. Only the embedding tables are
+    read.
     """  # noqa: D301
     from locant.embedding.input import InputEmbedding
     from locant.embedding.words import Words, terms_of

@@ -8,18 +8,17 @@ reads the ends of the ramp only for some architectures, and never reads the roun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from locant.arguments import MAX_INT32, Real, short_repr, whole
+from locant.arguments import MAX_INT32, Real, whole
 from locant.checkpoints.checkpoint_folder import TensorFolder
 from locant.errors import InputError, RangeError
-from locant.extras import require
+from locant.gguf_file import GgufFile
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
 from locant.models.encodings import encoding_from_config, layer_types, rotary_layer_types
@@ -148,49 +147,11 @@ def read_gguf(path: Path | str, n_ctx: int | None = None) -> GgufModel:
     return _model(_Fields(path), n_ctx)
 
 
-class _Fields:
-    """The metadata and small tensors of a file. A wrong value raises an `InputError` that names its key."""
-
-    def __init__(self, path: Path | str) -> None:
-        gguf = require("gguf", "reading GGUF files")
-        if not Path(path).is_file():
-            raise InputError(f"got no file {path}", "pass the path of a .gguf file")
-        self.path = Path(path)
-        with self._read_as("the header"):
-            self._reader = gguf.GGUFReader(path)
-            self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self.architecture = self._text("general.architecture")
-
-    @contextmanager
-    def _read_as(self, what: str) -> Generator[None]:
-        """Raise `InputError` with the name of the part of the file that cannot be read."""
-        try:
-            yield
-        except Exception as error:  # unexpected bytes can make the reader raise anything
-            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {short_repr(str(error))}"
-            raise InputError(got, "download or convert the file again") from error
-
-    def _value(self, key: str) -> Any:
-        field = self._reader.fields.get(key)
-        if field is None:
-            return None
-        with self._read_as(f"the key {key}"):
-            return field.contents()
-
-    def _text(self, key: str, default: str | None = None) -> str:
-        value = self._value(key)
-        value = default if value is None else value
-        if not isinstance(value, str) or not value:
-            raise self.wrong(key, value, "a name")
-        return value
-
-    def wrong(self, key: str, value: object, expected: str) -> InputError:
-        """Return the error for a key that has a wrong value or no value."""
-        got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={short_repr(value)}"
-        return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
+class _Fields(GgufFile):
+    """The keys of the architecture of a file."""
 
     def has(self, key: str) -> bool:
-        return self._value(f"{self.architecture}.{key}") is not None
+        return self.value(f"{self.architecture}.{key}") is not None
 
     def text(self, key: str, default: str) -> str:
         return self._text(f"{self.architecture}.{key}", default)
@@ -214,7 +175,7 @@ class _Fields:
 
     def _largest(self, key: str, default: Real | None, expected: str, test: Callable[[Real], bool]) -> Real:
         key = f"{self.architecture}.{key}"
-        value = self._value(key)
+        value = self.value(key)
         if value is None and default is not None:
             return default
         each: list[Any] = value if isinstance(value, list) else [value]
@@ -236,14 +197,6 @@ class _Fields:
                     raise self.wrong(tensor, values.tolist(), f"{num_pairs} numbers above 0, one for each pair")
                 return tuple(values.tolist())
         return None
-
-    def dequantise(self, name: str) -> np.ndarray:
-        """Return a tensor as float32."""
-        from gguf.quants import dequantize
-
-        tensor = self.tensors[name]
-        with self._read_as(f"the tensor {name}"):
-            return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
 def _model(fields: _Fields, n_ctx: int | None) -> GgufModel:
@@ -301,12 +254,15 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         notes.append("this encoding has only the rotated dimensions of multi-head latent attention")
     base = fields.number("rope.freq_base", DEFAULT_BASE, above=0)
     if fields.architecture in UNROTATED:
-        notes.append("the code of this architecture does not rotate some layers; this is the encoding of the others")
+        notes.append(
+            "layers that rotate have this encoding, and the code of the architecture does not rotate some layers"
+        )
     if fields.has("rope.freq_base_swa") or fields.architecture in LOCAL_BASE:
         local = fields.number("rope.freq_base_swa", DEFAULT_BASE, above=0)
         base_of_windows = spell(local)
         note = (
-            f"layers with a window have the base {base_of_windows} and no scaling; this is the encoding of the others"
+            "layers with full attention have this encoding, and layers with a window have the base "
+            f"{base_of_windows} and no scaling"
         )
         notes.append(note)
     scaling = _scaling(fields, n_ctx, rotary_dim // 2, notes)

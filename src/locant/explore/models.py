@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from locant.attention import attend
+from locant.checkpoints.loading import silence_transformers
 from locant.figures.plot import fixed_seed
 from locant.figures.scores import with_random_tables
 from locant.lab.candidate import Candidate
 from locant.lab.decoder import Block, Decoder
-from locant.lab.language_model import load_config, silence_transformers, stated_length, trained_length
+from locant.lab.language_model import load_config, stated_length, trained_length
 from locant.lab.position_overrides import PositionOverride
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape

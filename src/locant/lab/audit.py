@@ -35,6 +35,7 @@ from locant.checkpoints.config_source import CONFIG
 from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.lab.decoder import Decoder
+from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import (
     DTYPES,
     device_of,
@@ -43,7 +44,7 @@ from locant.lab.language_model import (
     stated_length,
     without_weights,
 )
-from locant.lab.readable_model import is_lab_folder, read_language_model
+from locant.lab.readable_model import read_language_model
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.significance import margin_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
@@ -280,7 +281,7 @@ def audit(
     measured. `unigram` is the loss of counting words, which predicts each token by its frequency.
 
     Args:
-        folder: a local folder with safetensors and a tokenizer.json.
+        folder: a local folder with safetensors and a tokenizer.json, or a GGUF file.
         files: a text of the kind that the model was trained on. Default: the documentation inside Python.
         length: tokens per window. Default: 512, or the length that the model states if it is smaller.
         windows: the largest number of windows. Fewer than 10 windows do not allow a conclusion and raise an error.

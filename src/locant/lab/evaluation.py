@@ -34,6 +34,7 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab import ruler
+from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import (
     DTYPES,
     device_of,
@@ -41,7 +42,7 @@ from locant.lab.language_model import (
     num_windows,
 )  # fmt: skip
 from locant.lab.position_overrides import PositionOverride
-from locant.lab.readable_model import ReadableModel, is_lab_folder, read_language_model
+from locant.lab.readable_model import ReadableModel, read_language_model
 from locant.lab.results import (
     RESULTS,
     Record,

@@ -18,6 +18,7 @@ from safetensors.torch import save as as_bytes
 from locant.arguments import Real, short_repr
 from locant.checkpoints.checkpoint_folder import read_headers, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.loading import silence_transformers
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
 from locant.lab.candidate import parse_without_scaling
@@ -28,7 +29,6 @@ from locant.lab.language_model import (
     require_likely,
     require_positions,
     require_rows,
-    silence_transformers,
     trained_length,
 )
 from locant.lab.position_overrides import PositionOverride
@@ -159,6 +159,12 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     return model.eval(), Tokenizer.load(path)
 
 
+def is_lab_folder(folder: str | Path) -> bool:
+    """Return whether `locant train` wrote this folder."""
+    config = Path(folder) / CONFIG
+    return config.is_file() and is_lab_decoder(read_json(config))
+
+
 def continue_text(
     folder: str | Path, prompt: str, num_tokens: int = 100, *, temperature: Real = 1.0, top_k: int | None = None,
     seed: int = 0, way: str = "own", device: str = "auto",
@@ -166,10 +172,10 @@ def continue_text(
     """Continue a prompt with a model in a folder.
 
     Args:
-        folder: a decoder that `save` wrote, or a causal language model of `transformers` in safetensors, with its
-            tokenizer. A model of `transformers` first reads the tokens that its tokenizer puts before a text, such as
-            ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets all options
-            that are not arguments here.
+        folder: a decoder that `save` wrote, or a causal language model of `transformers`: a folder with safetensors and
+            a tokenizer, or a GGUF file. A model of `transformers` first reads the tokens that its tokenizer puts before
+            a text, such as ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets
+            all options that are not arguments here.
         num_tokens, temperature, top_k, seed: as for `generate`.
         way: the positions that the model uses, in the notation of `PositionOverride`.
         device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
@@ -178,7 +184,7 @@ def continue_text(
         The prompt, its continuation, and their ids.
     """
     path, place, chosen = Path(folder), device_of(device), PositionOverride.of(way)
-    is_ours = is_lab_decoder(read_json(path / CONFIG))
+    is_ours = is_lab_folder(path)
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]

@@ -1,4 +1,4 @@
-"""Load language models of `transformers` from local folders, for `locant evaluate` and `locant tune`.
+"""Load language models of `transformers` from local folders and GGUF files, for `locant evaluate` and `locant tune`.
 
 Each fault of a folder raises one error that names the fault. Faults are custom code, pickles, missing shards, shapes
 that contradict the configuration, missing weights, and weights that the model class does not have.
@@ -10,11 +10,10 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,10 @@ from locant.arguments import short_repr
 from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
+from locant.checkpoints.gguf_model import load_gguf, load_gguf_config
+from locant.checkpoints.loading import require_all_weights, silence_transformers, translate_errors
 from locant.errors import InputError, LocantError, RangeError, Remedy
-from locant.extras import require
+from locant.gguf_file import find_gguf, open_gguf
 from locant.lab.resume_state import preserve_random_state
 from locant.models.config_values import HEADS, NUM_LAYERS, WIDTHS, integer
 from locant.models.encodings import encoding_from_config, table_length
@@ -86,13 +87,18 @@ def device_of(name: str) -> torch.device:
 
 
 def load_config(folder: str | Path) -> Any:
-    """Return the configuration of a model in a local folder, as `transformers` reads it."""
+    """Return the configuration of a model in a local folder or a GGUF file, as `transformers` reads it."""
+    if (gguf := find_gguf(folder)) is not None:
+        file = open_gguf(gguf)
+        keys = {"num_hidden_layers": "block_count", "hidden_size": "embedding_length"}
+        require_likely({name: file.value(f"{file.architecture}.{key}") for name, key in keys.items()})
+        config = load_gguf_config(gguf)
+        require_likely(config.to_dict())
+        return config
     path = Path(folder)
     if not (path / CONFIG).is_file():
-        raise InputError(
-            f"got {path}, expected the folder of a model with its {CONFIG}",
-            "pass the folder that save_pretrained wrote",
-        )
+        got = f"got {path}, expected the folder of a model with its {CONFIG}, or a .gguf file"
+        raise InputError(got, "pass the folder that save_pretrained wrote")
     facts = read_json(path / CONFIG)
     require_likely(facts)
     require_no_code(path, facts)
@@ -103,7 +109,7 @@ def load_config(folder: str | Path) -> Any:
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "merge the adapter: model.merge_and_unload().save_pretrained(folder)")
     read_headers(path)
-    with _translate_errors(path) as transformers:
+    with translate_errors(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
@@ -123,31 +129,26 @@ def load_model(
     """Load a causal language model from a local folder, with its encoding.
 
     Args:
-        folder: a folder with safetensors that `save_pretrained` wrote. The model may have been saved while it was
-            swapped.
-        config: a configuration with other positions, which replaces the configuration in the folder.
-        dtype: one of `DTYPES`.
+        folder: a folder that `save_pretrained` wrote, with safetensors, or a GGUF file. The model may have been saved
+            while it was swapped.
+        config: a configuration with other positions, which replaces the configuration of the model.
+        dtype: one of `DTYPES`. The weights of a GGUF file become float32 by default.
     """
     path = Path(folder)
     config = load_config(path) if config is None else config
-    _require_its_size(path, config)
+    if (gguf := find_gguf(path)) is not None:
+        _require_its_size(gguf, config, open_gguf(gguf).num_weights)
+        return _require_that_runs(gguf, load_gguf(gguf, config=config, dtype=dtype), torch.device(device))
+    _require_its_size(
+        path, config, sum(math.prod(each.shape) for header in read_headers(path).values() for each in header.tensors)
+    )
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype_name(dtype)}
-    with _translate_errors(path) as transformers:
+    with translate_errors(path) as transformers:
         if hasattr(config, CONFIG_KEY):
             return _require_that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, report = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    name = type(model).__name__
-    if report["mismatched_keys"]:  # transformers draws these weights at random, too
-        key, has, expected = min(report["mismatched_keys"])
-        got = f"got {key} of shape {tuple(has)} in {path}, but its {CONFIG} states {tuple(expected)}"
-        raise InputError(got, "use the configuration and the weights of one model")
-    if report["missing_keys"]:  # transformers draws these weights at random and lists them in a table
-        got = f"got {path} without {min(report['missing_keys'])}, a weight of {name}"
-        raise InputError(got, "use a causal language model with its head")
-    if report["unexpected_keys"]:
-        got = f"got {path} with {min(report['unexpected_keys'])}, a weight that {name} of its {CONFIG} does not have"
-        raise InputError(got, "use the configuration and the weights of one causal language model")
+    require_all_weights(report, type(model).__name__, path, CONFIG)
     return _require_that_runs(path, model, torch.device(device))
 
 
@@ -165,7 +166,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
         got = "got the configuration of a model that is swapped already"
         raise InputError(got, "use the configuration of the original model")
     require_likely(with_defaults(config))
-    with _translate_errors(
+    with translate_errors(
         f"a configuration of {short_repr(kind)}", "use a config.json as save_pretrained writes it"
     ) as transformers:
         plain = transformers.AutoConfig.for_model(**config)
@@ -190,12 +191,12 @@ def _require_that_runs(path: Path, model: Any, device: torch.device) -> Any:
     Some wrong values in a configuration raise an error only in this step.
     """
     model.to(device)
-    with _translate_errors(path), preserve_random_state(device):
+    with translate_errors(path), preserve_random_state(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
 
-def _require_its_size(path: Path, config: Any) -> None:
+def _require_its_size(path: Path, config: Any, stored: int) -> None:
     """Raise `InputError` if a configuration describes a far larger model than the files contain.
 
     Transformers would draw the missing weights at random. This check does not allocate memory for weights. If it cannot
@@ -211,47 +212,9 @@ def _require_its_size(path: Path, config: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         expected = sum(each.numel() for each in AutoModelForCausalLM.from_config(plain).parameters())
-    stored = sum(math.prod(each.shape) for header in read_headers(path).values() for each in header.tensors)
     if expected > 2 * stored + MARGIN:
-        got = f"got {path} with {stored:,} numbers in its files, but its {CONFIG} describes {expected:,}"
+        got = f"got {path} with {stored:,} numbers, but its configuration describes {expected:,}"
         raise InputError(got, "use the configuration and the weights of one model")
-
-
-@contextmanager
-def silence_transformers() -> Generator[None]:
-    """Silence the progress bars, tables and warnings of transformers."""
-    require("transformers", "loading a model")
-    from transformers.utils import logging
-
-    has_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity(50)  # CRITICAL: not even errors, because locant reports them
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _translate_errors(
-    what: object, remedy: str = "use a model in safetensors, as save_pretrained writes it"
-) -> Generator[Any]:
-    """Yield `transformers`, and turn any error that it raises about a folder or configuration into a short one."""
-    with silence_transformers():
-        import transformers
-
-        try:
-            yield transformers
-        except InputError:
-            raise
-        except Exception as error:  # a configuration can make transformers fail in any way
-            why = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            why = shorten(" ".join(why[: 1 + why[0].endswith(":")]), 300, placeholder=" ...")
-            got = f"got {what}, which transformers cannot load: {why}"
-            raise InputError(got, remedy) from error
 
 
 def trained_length(config: Any) -> int:
@@ -279,8 +242,9 @@ def fingerprint(folder: str | Path) -> str:
 
     The files are read once, several at a time. This takes between half a second and a second per gigabyte.
     """
-    path = Path(folder)
-    names = [CONFIG, *read_headers(path)]
+    gguf = find_gguf(folder)
+    path = Path(folder) if gguf is None else gguf.parent
+    names = [CONFIG, *read_headers(path)] if gguf is None else [gguf.name]
     with ThreadPoolExecutor() as pool:
         digests = [*pool.map(_sha256, (path / name for name in names))]
     return hashlib.sha256(repr([*zip(names, digests, strict=True)]).encode()).hexdigest()

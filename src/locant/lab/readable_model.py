@@ -1,7 +1,7 @@
 """A common interface for measuring trained language models in two kinds of folders.
 
-A folder contains a decoder of `locant train` or a causal language model of `transformers`. Both kinds of model can read
-a text with their own positions or with another encoding. Nothing is trained.
+A folder contains a decoder of `locant train` or a causal language model of `transformers`, which may also be a GGUF
+file. Both kinds of model can read a text with their own positions or with another encoding. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
-from locant.lab.generation import load
+from locant.lab.generation import is_lab_folder, load
 from locant.lab.language_model import TransformersDecoder, load_model, require_positions, trained_length
 from locant.lab.position_overrides import PositionOverride
-from locant.models.lab_decoder import is_lab_decoder
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
 from locant.swapping.rotary_point import rotary_points
@@ -101,16 +99,10 @@ class _LabModel(ReadableModel):
         return self.model.use_encoding(self.model.encoding if encoding is None else encoding)
 
 
-def is_lab_folder(folder: str | Path) -> bool:
-    """Return whether `locant train` wrote this folder."""
-    config = Path(folder) / CONFIG
-    return config.is_file() and is_lab_decoder(read_json(config))
-
-
 def read_language_model(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
 ) -> ReadableModel:
-    """Read a decoder of `locant train` or a causal language model of `transformers` from a local folder.
+    """Read a decoder of `locant train` or a causal language model of `transformers` from a local folder or a GGUF file.
 
     Args:
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.

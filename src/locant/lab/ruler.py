@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
+from locant.gguf_file import find_gguf, open_gguf
 from locant.lab.decoder import Decoder
 from locant.lab.results import read_earlier
 from locant.lab.sampling import call_with_cache_if_supported, generate
@@ -214,7 +215,9 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
 
 
 def has_chat_template(folder: str | Path) -> bool:
-    """Return whether the files of a model contain a chat template."""
+    """Return whether the files of a model, or its GGUF file, contain a chat template."""
+    if (gguf := find_gguf(folder)) is not None:
+        return open_gguf(gguf).value("tokenizer.chat_template") is not None
     path = Path(folder)
     return (path / "chat_template.jinja").is_file() or "chat_template" in read_earlier(path / "tokenizer_config.json")
 

@@ -36,9 +36,11 @@ from locant.arguments import Real, one_of, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, read_headers, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
+from locant.checkpoints.loading import silence_transformers
 from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
+from locant.gguf_file import find_gguf
 from locant.lab.language_model import (
     TransformersDecoder,
     device_of,
@@ -47,7 +49,6 @@ from locant.lab.language_model import (
     load_model,
     require_positions,
     require_rows,
-    silence_transformers,
     stated_length,
     trained_length,
 )
@@ -65,6 +66,7 @@ from locant.lab.settings import VOCAB_SIZE, check_settings, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
+from locant.text.tokenizer.local_files import gguf_tokenizer
 from locant.text.windows import Windows
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -159,14 +161,16 @@ def tune(
 
     The last tenth of the text is held out. Its loss is measured before, during and after the training. A scaling is
     written into the configuration in the form that `transformers` uses. `locant.checkpoints.load_swapped` loads a model
-    with another encoding. Weights are trained in float32 and written in their original dtypes. Until the run is
-    finished, its state is kept in the folder ``OUTPUT-unfinished``.
+    with another encoding. Weights are trained in float32 and written in their original dtypes, or in
+    float32 if they come from a GGUF file. Until the run is
+    finished, its state is kept in the folder
+    ``OUTPUT-unfinished``.
 
     If `torch.distributed` is initialized, all processes must call this function. Each process trains on its part of
     every batch.
 
     Args:
-        folder: a model in safetensors, with its tokenizer.
+        folder: a model in safetensors, with its tokenizer, or a GGUF file.
         files: texts. Default: the documentation inside Python.
         output: the folder to write. It appears only when it is complete.
         force: replace an existing folder, and discard an unfinished run with other settings.
@@ -439,10 +443,13 @@ def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *,
         model.save_pretrained(new)
         if record["settings"]["adapter"]:
             model.get_base_model().config.save_pretrained(new)
-        belong, _ = companions(source, read_headers(source))
-        for name in belong:
-            if name not in (INDEX, RECORD) and not (new / name).exists():
-                shutil.copyfile(source / name, new / name)
+        if (gguf := find_gguf(source)) is not None:
+            gguf_tokenizer(gguf).save_pretrained(new)
+        else:
+            belong, _ = companions(source, read_headers(source))
+            for name in belong:
+                if name not in (INDEX, RECORD) and not (new / name).exists():
+                    shutil.copyfile(source / name, new / name)
         config = _tokenizer_config(new)
         limit, length = config.get("model_max_length"), record["settings"]["length"]
         if isinstance(limit, int) and limit < length:  # the tokenizer of transformers warns about longer texts

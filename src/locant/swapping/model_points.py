@@ -54,6 +54,12 @@ class ModelPoints:
         """The rotary encodings of the configuration."""
         return [each for point in self.rotary for each in point.own.values()]
 
+    def describe_own_rotation(self, layer: int) -> str:
+        """Describe the rotary encoding of a layer, or all that may be its encoding if its type does not decide it."""
+        kind = self.layer_types[layer]
+        by_point = [[point.own[kind]] if kind in point.own else [*point.own.values()] for point in self.rotary]
+        return " or ".join(dict.fromkeys(str(each) for own in by_point for each in own))
+
     @property
     def old_positions(self) -> str:
         """The positions that a new encoding replaces."""

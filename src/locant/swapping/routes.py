@@ -135,7 +135,7 @@ class KeepOwn(Route):
         return f"T5Bias({self.points.bias_by_layer[self.layer].own.extra_repr()}), added {how}"
 
     def _describe_angles(self) -> str:
-        encodings = f"{' or '.join(dict.fromkeys(map(str, self.points.own_rotations)))}, if its code rotates"
+        encodings = f"{self.points.describe_own_rotation(self.layer)}, if its code rotates"
         error = max(point.rounding_error for point in self.points.rotary)
         if error == 0:
             return encodings
@@ -158,7 +158,7 @@ class ReplaceAngles(Route):
         return self.encoding
 
     def _describe_encoding(self) -> str:
-        return f"{self.encoding} in place of {self.points.own_rotations[0]}"
+        return f"{self.encoding} in place of {self.points.describe_own_rotation(self.layer)}"
 
 
 class AddToScores(Route):

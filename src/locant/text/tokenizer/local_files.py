@@ -25,8 +25,9 @@ from urllib.request import getproxies
 
 from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
-from locant.extras import is_installed
+from locant.extras import is_installed, require
 from locant.files import FaultError, strict_json
+from locant.gguf_file import find_gguf, open_gguf
 from locant.text.reading import read_texts
 from locant.text.tokenizer.definition import (
     BYTE_SPELLING,
@@ -162,6 +163,7 @@ CONVERSION_ERRORS = (
     "TypeError",
     "ImportError",
 )
+GGUF_ERRORS = (*CONVERSION_ERRORS, "KeyError", "IndexError", "NotImplementedError", "Exception")
 REMEDY = Remedy(f"pass the path of a {FILE}, {{}}, or a tokenizer trained on your own text", download=True)
 
 TIMEOUT = 5.0
@@ -182,9 +184,13 @@ def find_tokenizer(path_or_name: str | Path, *, download: bool) -> tuple[str, st
                 return _from_gpt2(path)
             if (path / SENTENCEPIECE_FILE).is_file():
                 return _from_sentencepiece(path)
+            if (gguf := find_gguf(path)) is not None:
+                return _from_gguf(gguf)
             cause = f"got the folder {path}, which holds no {FILE}"
             remedy = f"pass the path of a {FILE}, or a folder with one, or with {' and '.join(GPT2_FILES)}"
             raise InputError(cause, remedy)
+        if path.is_file() and (gguf := find_gguf(path)) is not None:
+            return _from_gguf(gguf)
         if path.suffix == ".model" and path.is_file():
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copyfile(path, Path(folder) / SENTENCEPIECE_FILE)
@@ -237,6 +243,21 @@ def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, st
     with library_errors(f"transformers cannot convert {path}", remedy, CONVERSION_ERRORS):
         converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return converted.backend_tokenizer.to_str(), str(path)
+
+
+def gguf_tokenizer(path: Path) -> Any:
+    """Return the tokenizer in a GGUF file, as `transformers` reads it."""
+    file = open_gguf(path)
+    if file.value("tokenizer.ggml.model") in (None, "none", "no_vocab") or not file.value("tokenizer.ggml.tokens"):
+        raise InputError(f"got {path} without a tokenizer", "convert the model again, together with its tokenizer")
+    transformers = require("transformers", "reading the tokenizer of a GGUF file")
+    remedy = f"use the model in safetensors, with its {FILE}"
+    with library_errors(f"transformers cannot read the tokenizer of {path}", remedy, GGUF_ERRORS):
+        return transformers.AutoTokenizer.from_pretrained(**file.pretrained_arguments, trust_remote_code=False)
+
+
+def _from_gguf(path: Path) -> tuple[str, str]:
+    return gguf_tokenizer(path).backend_tokenizer.to_str(), str(path)
 
 
 def _in_hub_cache(name: str) -> Path | None:

@@ -1,0 +1,94 @@
+"""The record of a part: one JSON file with versions, checksums, the command, and what was measured, key by key.
+
+Each measurement is written down as soon as it is made, so a part that was stopped goes on where it was. A measurement
+counts as made if the versions, the checksums of the weights and its own settings are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_models import weights
+from locant.files import write_whole
+from locant.lab import environment
+
+__all__ = ["DECIDING", "RESULTS", "Record", "read"]
+
+RESULTS = Path(__file__).parents[1] / "results" / "real_models"
+DECIDING = ("torch", "transformers", "tokenizers", "gguf")
+"""The packages whose versions decide whether a measurement counts as made."""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def read(part: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """Return the record of a part, or an empty dictionary if there is none."""
+    file = folder / f"{part}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+class Record:
+    """What a part has measured.
+
+    Args:
+        part: the name of the part and of its file.
+        models: the models of `weights.MODELS` that it reads.
+        packages: other packages whose versions decide whether a measurement counts as made.
+        anew: whether to measure everything again.
+        folder: the folder of the file.
+        talk: is called with a line for each measurement.
+    """
+
+    def __init__(
+        self, part: str, models: Sequence[str], *, packages: Sequence[str] = (), anew: bool = False,
+        folder: Path = RESULTS, talk: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        self.part, self.folder, self.talk = part, folder, talk
+        self.head = {
+            "command": f"python -m benchmarks.real_models {part}",
+            "versions": {package: _version(package) for package in (*DECIDING, *packages)},
+            "weights": {name: weights.facts(name) for name in models},
+        }
+        kept = {} if anew else read(part, folder)
+        same = all(kept.get(key) == value for key, value in self.head.items())
+        self._measured: dict[str, dict[str, Any]] = kept.get("measured", {}) if same else {}
+
+    def measure(self, key: str, settings: Mapping[str, Any], function: Callable[[], Any]) -> Any:
+        """Return what `function` measures, as JSON holds it. It is not called if the same was measured before.
+
+        Args:
+            key: the name of the measurement in the file.
+            settings: everything but versions and weights that decides the outcome, as plain values.
+            function: returns plain values.
+        """
+        plain = json.loads(json.dumps(dict(settings)))
+        kept = self._measured.get(key)
+        if kept is None or kept["settings"] != plain:
+            began = time.perf_counter()
+            value = json.loads(json.dumps(function()))
+            seconds = round(time.perf_counter() - began, 1)
+            self._measured[key] = kept = {"settings": plain, "seconds": seconds, "value": value}
+            self._write()
+            self.talk(f"{self.part}: {key} ({seconds} s)")
+        return kept["value"]
+
+    @property
+    def seconds(self) -> float:
+        """Return the time that all measurements took."""
+        return round(sum(each["seconds"] for each in self._measured.values()), 1)
+
+    def _write(self) -> None:
+        rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(each)}" for key, each in self._measured.items())
+        head = json.dumps({**self.head, "environment": environment(), "seconds": self.seconds}, indent=1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / f"{self.part}.json", f'{head[:-2]},\n "measured": {{\n{rows}\n}}}}\n')

