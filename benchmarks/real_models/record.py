@@ -46,14 +46,16 @@ class Record:
         packages: other packages whose versions decide whether a measurement counts as made.
         anew: whether to measure everything again.
         folder: the folder of the file.
+        summary: makes what follows from all values, for the pages and the package that read the file.
         talk: is called with a line for each measurement.
     """
 
     def __init__(
         self, part: str, models: Sequence[str], *, packages: Sequence[str] = (), anew: bool = False,
-        folder: Path = RESULTS, talk: Callable[[str], None] = print,
+        folder: Path = RESULTS, summary: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        talk: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
-        self.part, self.folder, self.talk = part, folder, talk
+        self.part, self.folder, self.summary, self.talk = part, folder, summary, talk
         self.head = {
             "command": f"python -m benchmarks.real_models {part}",
             "versions": {package: _version(package) for package in (*DECIDING, *packages)},
@@ -78,17 +80,27 @@ class Record:
             value = json.loads(json.dumps(function()))
             seconds = round(time.perf_counter() - began, 1)
             self._measured[key] = kept = {"settings": plain, "seconds": seconds, "value": value}
-            self._write()
+            self.write()
             self.talk(f"{self.part}: {key} ({seconds} s)")
         return kept["value"]
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Return all values by key."""
+        return {key: each["value"] for key, each in self._measured.items()}
 
     @property
     def seconds(self) -> float:
         """Return the time that all measurements took."""
         return round(sum(each["seconds"] for each in self._measured.values()), 1)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the file, as each measurement does. Call it if only the form of the summary has changed."""
+        head = {**self.head, "environment": environment(), "seconds": self.seconds}
+        parts = [json.dumps(head, indent=1).removesuffix("\n}")]
+        if self.summary is not None:
+            parts.append(f' "summary": {json.dumps(self.summary(self.measured), indent=1)}')
         rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(each)}" for key, each in self._measured.items())
-        head = json.dumps({**self.head, "environment": environment(), "seconds": self.seconds}, indent=1)
+        parts.append(f' "measured": {{\n{rows}\n}}')
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / f"{self.part}.json", f'{head[:-2]},\n "measured": {{\n{rows}\n}}}}\n')
+        write_whole(self.folder / f"{self.part}.json", ",\n".join(parts) + "}\n")
