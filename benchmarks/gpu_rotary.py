@@ -216,7 +216,7 @@ def _apply_rotary() -> Callable[..., Tensor] | None:
         return module.apply_rotary
     if importlib.util.find_spec("flash_attn") is None:
         return None
-    from flash_attn.ops.triton.rotary import apply_rotary
+    from flash_attn.ops.triton.rotary import apply_rotary  # pyright: ignore[reportMissingImports]
 
     return apply_rotary
 
@@ -226,7 +226,7 @@ def _liger(cos: Tensor, sin: Tensor, device: str) -> dict[str, Turn]:
     if device != "cuda" or importlib.util.find_spec("liger_kernel") is None:
         print("Liger's kernel is not here: pip install liger-kernel", file=sys.stderr)
         return {}
-    from liger_kernel.ops.rope import LigerRopeFunction
+    from liger_kernel.ops.rope import LigerRopeFunction  # pyright: ignore[reportMissingImports]
 
     cos, sin = (torch.cat([x, x], dim=-1).bfloat16() for x in (cos, sin))
     return {"Liger's kernel, in place": lambda q, k: LigerRopeFunction.apply(q, k, cos, sin)}

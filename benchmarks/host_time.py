@@ -5,6 +5,8 @@ all contenders come one after the other. Everything happens but the call of the 
 """
 
 # ruff: noqa: N803 - constexpr arguments are written in capitals
+# A launch of a Triton kernel takes plain values for `constexpr`:
+# pyright: reportArgumentType=none
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from torch import Tensor
 from locant import Positions, Rotary
 from locant.kernels.rotary import op
 from locant.kernels.rotary import triton as kernel
+from locant.kernels.rotary.choice import KernelChoice
 from tests.gpu_without_gpu import launcher
 
 __all__: list[str] = []
@@ -54,7 +57,7 @@ def usual(x: Tensor, cos: Tensor) -> Tensor:
     out, (batch, heads, seq, dim) = torch.empty_like(x), x.shape
     rotate_one[lambda meta: (triton.cdiv(heads, meta["BLOCK_H"]), triton.cdiv(seq, meta["BLOCK_M"]), batch)](
         out, x, cos, cos, None, 0, seq, heads, dim, seq, *out.stride(), *x.stride(),
-        128, False, False, False, False, BLOCK_M=8, BLOCK_H=2,
+        BLOCK_K=128, IS_OFFSET_TENSOR=False, IS_VARLEN=False, INTERLEAVED=False, CONJUGATE=False, BLOCK_M=8, BLOCK_H=2,
     )  # fmt: skip
     return out
 
@@ -93,7 +96,7 @@ def main() -> None:
     torch.set_num_threads(1)
     launcher.start(Path(tempfile.mkdtemp(prefix="locant-host-time-")))
     launcher._Launcher.__call__ = _nothing  # type: ignore[method-assign]
-    kernel._interpreted = lambda: True  # tensors of the CPU will do
+    kernel._is_interpreted = lambda: True  # tensors of the CPU will do
     op.choose_kernel = _choose
     for batch in (1, 64):
         for name, microseconds in least(contenders(batch)).items():
@@ -103,10 +106,10 @@ def main() -> None:
 def _nothing(*_: object) -> None: ...
 
 
-def _choose(*given: Any) -> op.KernelChoice:
+def _choose(*given: Any) -> KernelChoice:
     """As on a GPU, where this is asked in every call."""
-    reason = kernel.unsupported(*given)
-    return op.KernelChoice("triton", "q is on a GPU") if reason is None else op.KernelChoice("reference", reason)
+    reason = kernel.why_not_triton(*given)
+    return KernelChoice("triton", "q is on a GPU") if reason is None else KernelChoice("reference", reason)
 
 
 if __name__ == "__main__":

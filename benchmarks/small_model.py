@@ -1,7 +1,8 @@
-"""``python benchmarks/small_model.py``: the small model of the explorer's screen "Your text", trained anew.
+"""``python benchmarks/small_model.py``: train the small model of the explorer's screen "Your text" again.
 
-It reads the Python documentation that CPython ships, and takes each of its encodings in turn, a step with each: one set
-of weights knows all of them, so what changes with the encoding on the page is the encoding alone. Takes some minutes.
+The text is the Python documentation that ships with CPython. Training steps alternate between the encodings, which
+share all other weights. So if the encoding on the page changes, all other weights stay the same. This takes some
+minutes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from locant.explore.models import (
+    ENCODING_PREFIX,
     ENCODINGS,
     FOLDER,
     LENGTH,
-    OF_ENCODINGS,
     VOCAB_SIZE,
     WEIGHTS,
-    encoding_of,
+    build_encoding,
     untrained_model,
 )
 from locant.lab.results import environment
@@ -37,8 +38,9 @@ def main(steps: int) -> None:
     tokenizer = Tokenizer.train(text, VOCAB_SIZE)
     training, held_out = split_off(tokenizer.encode(text), LENGTH)
     model = untrained_model("nope", VOCAB_SIZE)
-    encodings = torch.nn.ModuleDict({name: encoding_of(name) for name in ENCODINGS})
-    parameters = [*model.parameters(), *encodings.parameters()]
+    encodings = {name: build_encoding(name) for name in ENCODINGS}
+    modules = torch.nn.ModuleDict(encodings)
+    parameters = [*model.parameters(), *modules.parameters()]
     optimizer = optimizer_of(parameters, HIGHEST)
     windows = Windows(training, LENGTH, stride=1)
     model.train()
@@ -55,7 +57,7 @@ def main(steps: int) -> None:
         model.embedding.encoding = encoding
         losses[name] = round(losses_in_windows(model, held_out, LENGTH).mean, 3)
     model.embedding.encoding = encodings["nope"]
-    weights = {**model.state_dict(), **encodings.state_dict(prefix=OF_ENCODINGS)}
+    weights = {**model.state_dict(), **modules.state_dict(prefix=ENCODING_PREFIX)}
     about = {"text": "Python's own documentation, pydoc_data.topics", "tokens": len(training), "steps": steps,
              "batch_size": BATCH, "length": LENGTH, "held_out_loss": losses, "environment": environment()}  # fmt: skip
     FOLDER.mkdir(exist_ok=True)

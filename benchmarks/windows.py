@@ -61,15 +61,16 @@ def rows() -> list[Row]:
 def _times(one: TokenStore, several: TokenStore) -> list[Row]:
     ids = one[:]
     question = f"windows of {LENGTH}, stride {STRIDE}, over {TOKENS} tokens"
-    kept: list[Dataset] = []
-    building = {
-        "locant Windows": lambda: kept.append(Windows(ids, LENGTH, STRIDE)),
-        "locant Windows of a store": lambda: kept.append(Windows(one, LENGTH, STRIDE)),
-        f"the same in {SHARDS} shards": lambda: kept.append(Windows(several, LENGTH, STRIDE)),
-        "list of tensors": lambda: kept.append(ListOfWindows(ids.tolist(), LENGTH, STRIDE)),
+    built: dict[str, Windows] = {}
+    lists: list[ListOfWindows] = []
+    building: dict[str, Callable[[], object]] = {
+        "locant Windows": lambda: built.update(ids=Windows(ids, LENGTH, STRIDE)),
+        "locant Windows of a store": lambda: built.update(store=Windows(one, LENGTH, STRIDE)),
+        f"the same in {SHARDS} shards": lambda: built.update(shards=Windows(several, LENGTH, STRIDE)),
+        "list of tensors": lambda: lists.append(ListOfWindows(ids.tolist(), LENGTH, STRIDE)),
     }
     found = measure(f"build {question}", building, rounds=1, warmup=0)
-    windows, stored, sharded, listed = kept
+    windows, stored, sharded, listed = *built.values(), lists[0]
     for size, (count, wanted) in BATCHES.items():
         loaders = {
             "list of tensors, plain DataLoader": lambda size=size: DataLoader(listed, size, shuffle=True),
@@ -83,7 +84,7 @@ def _times(one: TokenStore, several: TokenStore) -> list[Row]:
         }
         turns = {name: _Turns(make, count) for name, make in loaders.items()}
         found += measure(f"read {count} batches of {size}, {question}, shuffled (wanted: {wanted})", turns, rounds=15)
-    return found + _single(dict(zip(building, kept, strict=True)))
+    return found + _single(dict(zip(building, (windows, stored, sharded, listed), strict=True)))
 
 
 def _collated(windows: Windows, size: int) -> DataLoader:

@@ -3,14 +3,19 @@
 ``oldest`` is the oldest version that `pyproject.toml` allows of every package that locant runs with: of the required
 ones, and of those of the extras that the extra ``test`` asks for. ``newest`` leaves every package free. Torch is the
 one of `constraints.txt` in both, because few of its versions come in a build without CUDA. It needs only Python.
+
+``python tests/versions.py newer REPORT`` reads the report of ``pip install --dry-run --report`` and lists the packages
+whose version is not that of `constraints.txt`. If there are none, all tests run with the newest.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,5 +34,27 @@ def _floors() -> list[str]:
     return [one.replace(">=", "==") for one in wanted if not one.startswith("torch>=")]
 
 
+UNPINNED = {"locant", "setuptools"}
+"""This package, and what `pip freeze` leaves out."""
+
+
+def newer(report: dict[str, Any]) -> list[str]:
+    """The packages of a report of pip, but for this one, that are not pinned to the version that they have there."""
+    pinned = re.findall(r"^([\w.-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    pins = {_normalized(name): version for name, version in pinned}
+    found = []
+    for name, version in ((each["metadata"]["name"], each["metadata"]["version"]) for each in report["install"]):
+        pin = pins.get(_normalized(name), "no version")
+        if name not in UNPINNED and version.partition("+")[0] != pin:
+            found.append(f"{name} {version}, where constraints.txt has {pin}")
+    return found
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 if __name__ == "__main__":
-    sys.stdout.write("".join(f"{line}\n" for line in constraints(sys.argv[1])))
+    what, *files = sys.argv[1:]
+    lines = newer(json.loads(Path(files[0]).read_text(encoding="utf-8"))) if what == "newer" else constraints(what)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))

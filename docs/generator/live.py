@@ -12,7 +12,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from locant.explore.document import joined, modules, stylesheet
+from locant.explore.document import bundle_modules, modules, stylesheet
 
 __all__ = ["bare", "script", "setup"]
 
@@ -34,7 +34,7 @@ def script() -> str:
         "live/style.js": f"export const STYLE = {json.dumps(style)};\n",
         "course/figures.js": LESSONS.read_text("utf-8"),
     }
-    return f"(() => {{\n{joined(['course/figures.js', 'live/start.js'], sources)}}})();\n"
+    return f"(() => {{\n{bundle_modules(['course/figures.js', 'live/start.js'], sources)}}})();\n"
 
 
 def bare(*names: str) -> str:

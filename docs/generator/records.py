@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from locant.report.benchmarks import PLACES, recorded, table
+from locant.report.benchmarks import PLACES, read_benchmarks, table
 
 __all__ = ["ROOT", "benchmarks", "difference", "engines", "known_bugs"]
 
@@ -30,7 +30,7 @@ def known_bugs(museum: str) -> str:
 
 def benchmarks() -> str:
     """Every recorded benchmark with its machine, and the day on which the record last changed."""
-    found = recorded()
+    found = read_benchmarks()
     parts = [_part(device, name, part) for device, benchmark in found.items() for name, part in benchmark.items()]
     return "\n\n".join(parts)
 

@@ -8,13 +8,13 @@ import lazy_loader
 
 from locant._version import __version__ as __version__
 
-ROOMS = {
+SUBMODULES = {
     "attention", "checkpoints", "embedding", "errors", "formats", "lab", "models", "parallel", "positions", "text",
 }  # fmt: skip
 
 _attribute, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
 # Type checkers read the stub.
-__all__ = [name for name in _names if name not in {*ROOMS, "__version__"}]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [name for name in _names if name not in {*SUBMODULES, "__version__"}]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

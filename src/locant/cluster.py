@@ -21,7 +21,7 @@ TOKEN_REMEDY = f"set RAY_AUTH_MODE=token in the environment if the cluster requi
 
 
 @contextmanager
-def connected(address: str, num_local: int) -> Generator[Any]:
+def connect_ray(address: str, num_local: int) -> Generator[Any]:
     """Yield the package `ray`, connected to a cluster. A cluster that this call starts ends with the context.
 
     Args:

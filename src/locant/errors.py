@@ -6,7 +6,7 @@ remedy separately from the cause, so that the command line can print ``cause; tr
 
 from typing import Any
 
-__all__ = ["InputError", "LocantError", "RangeError", "Remedy", "ShapeError"]
+__all__ = ["InputError", "LocantError", "PythonRemedy", "RangeError", "Remedy", "ShapeError"]
 
 
 class Remedy(str):
@@ -31,6 +31,25 @@ class Remedy(str):
         return (self.text,), self.arguments  # for pickle: processes send errors to each other
 
 
+class PythonRemedy(str):
+    """A remedy in Python, and the same advice for the command line: names of encodings, or else words.
+
+    >>> PythonRemedy("locant.encoding('learned', max_seq_len=512, d_model=64)", encodings=("learned",))
+    "locant.encoding('learned', max_seq_len=512, d_model=64)"
+    """
+
+    encodings: tuple[str, ...]
+    words: str
+
+    def __new__(cls, code: str, /, *, encodings: tuple[str, ...] = (), words: str = "") -> "PythonRemedy":
+        self = super().__new__(cls, code)
+        self.encodings, self.words = encodings, words
+        return self
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        return (str(self),), {"encodings": self.encodings, "words": self.words}  # for pickle
+
+
 class LocantError(ValueError):
     """The base class of this package's errors, which report mistakes in a call.
 
@@ -53,7 +72,7 @@ class ShapeError(LocantError):
 
 
 class RangeError(LocantError):
-    """A token id, position or segment that lies outside what its table or encoding defines."""
+    """A value that is not allowed, such as a token id without a row in its table, or an unknown name."""
 
 
 class InputError(LocantError):

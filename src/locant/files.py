@@ -32,7 +32,7 @@ BUFFER = 1 << 20
 
 
 @contextmanager
-def replacing(path: Path | str) -> Generator[Path]:
+def replace_file(path: Path | str) -> Generator[Path]:
     """Yield a temporary path with the suffix of `path`. It becomes `path` if the block succeeds, else it is removed.
 
     Errors of the system inside the block are not wrapped.

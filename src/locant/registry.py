@@ -41,7 +41,7 @@ LOADED: list[PlugIn] = []
 
 
 def plug_in_of(value: object) -> PlugIn | None:
-    """Return the loaded plug-in that is this value, its class or the nearest base class, or ``None``."""
+    """Return the loaded plug-in with this value, its class or its nearest base class, or ``None``."""
     kinds = (value if isinstance(value, type) else type(value)).__mro__
     return next((plug_in for each in (value, *kinds) for plug_in in LOADED if plug_in.value is each), None)
 
@@ -129,12 +129,12 @@ class Registry(Generic[T]):
         self._fill()
         key = key_of(name) if isinstance(name, str) else ""
         if key not in self._aliases:
-            if key in self._offered():
+            if key in self._read_entry_points():
                 return self._load(key)
             self._load_all()  # the name may be an alias of a value that is not loaded yet
         if key in self._aliases:
             return self._values[self._aliases[key]]
-        names = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
+        names = {**self._aliases, **{offer: entry.name for offer, entry in self._read_entry_points().items()}}
         nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
         raise RangeError(
             f"got {self.kind} {short_repr(name)}, expected one of {', '.join(dict.fromkeys(names.values()))}",
@@ -161,7 +161,7 @@ class Registry(Generic[T]):
             register_own, self._register_own = self._register_own, None
             register_own(self)
 
-    def _offered(self) -> dict[str, Any]:
+    def _read_entry_points(self) -> dict[str, Any]:
         if self._offers is None:
             self._offers = {}
             for entry in entry_points(group=self.group):
@@ -173,7 +173,7 @@ class Registry(Generic[T]):
         return self._offers
 
     def _load_all(self) -> None:
-        for key in self._offered():
+        for key in self._read_entry_points():
             if key not in self._aliases and key not in self.broken:
                 try:
                     self._load(key)
@@ -181,7 +181,7 @@ class Registry(Generic[T]):
                     self.broken[key] = str(error)
 
     def _load(self, key: str) -> T:
-        entry = self._offered()[key]
+        entry = self._read_entry_points()[key]
         plug_in = PlugIn(self.kind, entry)
         try:
             value = entry.load()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+N = TypeVar("N")
 
 OTHER_NAMES = {
     "fp64": "float64", "f64": "float64", "double": "float64", "fp32": "float32", "f32": "float32", "float": "float32",
@@ -54,7 +57,22 @@ def literal(value: float | int) -> str:
 
 
 class AmbiguousNumberError(ValueError):
-    """A text that may mean two numbers, such as ``8k``. The message states both."""
+    """A text that may mean two numbers, such as ``8k``, or a number or a list. The message states both."""
+
+
+SEPARATED = r"[1-9]\d{0,2}(?:,\d{3})+"
+"""A whole number with separators of thousands."""
+PAIRS = rf"{SEPARATED}(?:,{SEPARATED})*"
+"""One or more such numbers."""
+
+
+def _without_separators(text: str) -> str:
+    """Remove the separators of thousands from a number.
+
+    >>> _without_separators("-12,345.5"), _without_separators("12,34")
+    ('-12345.5', '12,34')
+    """
+    return text.replace(",", "") if re.match(rf"[+-]?{SEPARATED}(?![\d,])", text) else text
 
 
 def whole_number(text: str) -> int:
@@ -70,7 +88,7 @@ def whole_number(text: str) -> int:
     ...
     locant.spelling.AmbiguousNumberError: '8k' may mean two numbers; write 8192 or 8000
     """
-    digits = re.sub(r"(?<=\d),(?=\d{3}(,|$))", "", text) if re.match(r"[+-]?\d{1,3},", text) else text
+    digits = _without_separators(text)
     with suppress(ValueError):
         return int(digits)
     if short := re.fullmatch(r"(\d+)([km])", text, re.IGNORECASE):
@@ -79,6 +97,70 @@ def whole_number(text: str) -> int:
             f"{text!r} may mean two numbers; write {number * 1024**power} or {number * 1000**power}"
         )
     with suppress(ValueError):
-        if (real := float(text)).is_integer() and abs(real) <= 2**53:
+        if (real := float(digits)).is_integer() and abs(real) <= 2**53:
             return int(real)
     raise ValueError(f"{text!r} is not a whole number such as 8192, 8,192 or 1e6")
+
+
+def real_number(text: str) -> float:
+    """Return the number in a text such as ``0.5``, ``1e-4``, ``10000`` or ``10,000``.
+
+    Raises:
+        ValueError: the text is not a number, or may mean two (``8k``). The message lists both.
+
+    >>> real_number("10,000"), real_number("1,234.5"), real_number("2e-4")
+    (10000.0, 1234.5, 0.0002)
+    """
+    try:
+        return float(whole_number(text))
+    except AmbiguousNumberError:
+        raise
+    except ValueError:
+        with suppress(ValueError):
+            return float(_without_separators(text))
+    raise ValueError(f"{text!r} is not a number such as 0.5, 10000, 10,000 or 1e-4")
+
+
+def numbers(text: str, read: Callable[[str], N]) -> tuple[N, ...]:
+    """Return the numbers in a list such as ``0,1,2``, each read by `read`.
+
+    In a list, a comma separates two numbers, and a number has no separators of thousands. A text that could be such
+    numbers, as ``1,200``, is an error. With a blank after each comma it is a list.
+
+    Raises:
+        ValueError: the text is not a list of numbers, or could be numbers with separators of thousands. The message
+            lists both ways to write it.
+
+    >>> numbers("64,1024", whole_number), numbers("1, 200", whole_number)
+    ((64, 1024), (1, 200))
+    >>> numbers("1,200", whole_number)
+    Traceback (most recent call last):
+    ...
+    locant.spelling.AmbiguousNumberError: '1,200' may mean a number or a list; write 1200 or '1, 200'
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    has_zeros = any(re.fullmatch(r"0\d+", part) for part in parts)
+    if re.fullmatch(PAIRS, text) and (has_zeros or _could_be_numbers(parts)):
+        joined = re.sub(r",(?=\d{3}(?!\d))", "", text)
+        as_list = f" or {', '.join(parts)!r}" if not has_zeros else ""
+        meant = "is a list, in which numbers have no separators" if has_zeros else "may mean a number or a list"
+        raise AmbiguousNumberError(f"{text!r} {meant}; write {joined}{as_list}")
+    if has_zeros:
+        raise AmbiguousNumberError(f"{text!r} is a list, in which 1,000 would be two numbers; write 1000 or 1_000")
+    return tuple(map(read, parts))
+
+
+def number_list(values: Iterable[float | int | str]) -> str:
+    """Return values as a text that `numbers` reads as the same list.
+
+    >>> number_list([64, 1024]), number_list([1, 200])
+    ('64,1024', '1, 200')
+    """
+    words = [*map(str, values)]
+    text = ",".join(words)
+    return ", ".join(words) if re.fullmatch(PAIRS, text) and _could_be_numbers(words) else text
+
+
+def _could_be_numbers(parts: Sequence[str]) -> bool:
+    """Return whether two parts, or more that do not ascend, are more likely numbers with separators than a list."""
+    return len(parts) == 2 or [*map(int, parts)] != sorted(map(int, parts))

@@ -41,14 +41,14 @@ def has_values(tensor: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
 
 
-def readable(tensor: Tensor) -> bool:
+def host_can_read(tensor: Tensor) -> bool:
     """Return whether the host can read the values without waiting for a device or fixing them in a graph."""
     return tensor.device.type == "cpu" and has_values(tensor)
 
 
 def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
     """Return the smallest and the largest integer: ``None`` if the host cannot read them, 0 if the tensor is empty."""
-    if not readable(tensor):
+    if not host_can_read(tensor):
         return None, None
     if tensor.numel() == 0:
         return 0, 0

@@ -24,7 +24,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append(options)
         return flex_attention(*tensors, **options)  # type: ignore[return-value]
 
-    monkeypatch.setattr(flex, "_compiled", lambda device: listening)
+    monkeypatch.setattr(flex, "_compile_for", lambda device: listening)
     return calls
 
 

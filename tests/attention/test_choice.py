@@ -25,7 +25,7 @@ from locant import (
     attend,
 )
 from locant.attention.backends import flex
-from locant.attention.choice import SMALL, BackendChoice, choose_backend
+from locant.attention.choice import FAST_MATRIX_SCORES, BackendChoice, choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from tests.refusal import refuses
@@ -54,7 +54,7 @@ def chosen(**options: object) -> str:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_auto_on_every_device(device: str) -> None:
-    assert large().num_scores == SMALL
+    assert large().num_scores == FAST_MATRIX_SCORES
     assert chosen(device=device, return_weights=True) == "eager"
     assert chosen(device=device, encoding=None) == "sdpa"
     assert chosen(device=device, length=LENGTH - 1) == "sdpa"

@@ -37,7 +37,7 @@ ROWS: dict[str, Positions] = {
 
 @pytest.fixture(autouse=True)
 def _runs_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask, "SHORTEST", 0)
+    monkeypatch.setattr(mask, "MIN_DOCUMENT_LENGTH", 0)
     monkeypatch.setattr(kernel, "NARROW_TILE", 4)
 
 
@@ -116,10 +116,10 @@ def test_short_runs_and_what_has_no_table_go_in_tiles(taken: list[int], monkeypa
     attend(x, x, x, encoding=shaken("cope", torch.float32), positions=positions, backend="tiled")
     attend(x, x, x, positions=positions, backend="tiled", dropout_p=0.5)
     attend(x, x, x, positions=positions, k_positions=positions, backend="tiled")
-    monkeypatch.setattr(mask, "SHORTEST", 6)
+    monkeypatch.setattr(mask, "MIN_DOCUMENT_LENGTH", 6)
     attend(x, x, x, positions=positions, backend="tiled")
     assert not taken
-    monkeypatch.setattr(mask, "SHORTEST", 5)
+    monkeypatch.setattr(mask, "MIN_DOCUMENT_LENGTH", 5)
     attend(x, x, x, positions=positions, backend="tiled")
     assert taken == [2]
 

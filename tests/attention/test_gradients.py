@@ -33,7 +33,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that `auto` thinks of tiles."""
-    monkeypatch.setattr(choice, "SMALL", 0)
+    monkeypatch.setattr(choice, "FAST_MATRIX_SCORES", 0)
 
 
 def drawn() -> Tensor:

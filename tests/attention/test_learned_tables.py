@@ -94,14 +94,23 @@ def test_every_gradient_is_that_of_numpy(arrangement_name: str, name: str, calls
     assert (calls[0].offset is None) == (arrangement.positions.start is None or arrangement.keys.start is None)
 
 
-@pytest.mark.slow
+SLOW, SWEEP = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.sweep]
+
+
 @pytest.mark.parametrize(
     ("arrangement_name", "name"),
-    [each for names in (LEARNED, PRODUCTS) for each in zip(ARRANGEMENTS, itertools.cycle(names), strict=False)],
+    [
+        pytest.param(*case, marks=SLOW if place % 2 == products else SWEEP)
+        for products, names in enumerate((LEARNED, PRODUCTS))
+        for place, case in enumerate(zip(ARRANGEMENTS, itertools.cycle(names), strict=False))
+    ],
 )
 @pytest.mark.usefixtures("calls")
 def test_every_arrangement_has_its_gradients(arrangement_name: str, name: str) -> None:
-    """Of a table and of products, by turns: the kernels see numbers, and not where they come from."""
+    """Every arrangement has those of a table or of products, in turn. The sweep has both.
+
+    The kernels see numbers, and not where they come from.
+    """
     require_that_of_numpy(arrangement_name, name)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, attend
+from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, TransformerXL, attend
 from locant.positions.base import ScoreMod, effective_score_bias, has_bias
 from locant.positions.score_bias import ByDistance
 from tests.refusal import refuses
@@ -167,3 +167,69 @@ def test_a_matrix_of_other_heads_is_named() -> None:
     q, k, v = drawn()
     with refuses(ShapeError, "a bias of 4 heads", "queries of 2", "gather"):
         attend(q, k, v, encoding=OfFour(), positions=Positions.arange(LENGTH))
+
+
+class OwnBias(PositionEncoding):
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> None:
+        self.bias(q, k, queries, keys)
+
+
+class BiasAbove(ALiBi):
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> Tensor:
+        return super().bias(q, k, queries, keys)  # type: ignore[return-value]
+
+
+class OwnScoreBias(PositionEncoding):
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return self.score_bias(q, k, positions, positions).dense()  # type: ignore[union-attr, return-value]
+
+
+class OwnScoreMod(ALiBi):
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> None:
+        self.score_mod(q, k, queries, keys)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "method", "called"),
+    [
+        (OwnBias(), "score_bias", "bias"), (BiasAbove(HEADS), "score_bias", "bias"),
+        (OwnScoreBias(), "bias", "score_bias"), (OwnScoreMod(HEADS), "score_bias", "score_mod"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, PositionEncoding) else each,
+)  # fmt: skip
+def test_a_bias_that_follows_from_itself_is_refused(encoding: PositionEncoding, method: str, called: str) -> None:
+    q, k, v = drawn()
+    with refuses(LocantError, f"whose {method} calls its own {called}", f"call super().{method}(...)"):
+        attend(q, k, v, encoding=encoding, positions=Positions.arange(LENGTH))
+
+
+class SameAbove(ALiBi):
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> ByDistance:
+        return super().score_bias(q, k, queries, keys)
+
+
+class OfNothing(PositionEncoding):
+    def score_bias(self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: object = None) -> None:
+        return super().score_bias(q, k, queries, keys)  # type: ignore[return-value]
+
+
+class Doubled(TransformerXL):
+    """Its parent computes a matrix, too."""
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return 2 * super().bias(q, k, positions, k_positions)  # type: ignore[operator]
+
+
+def test_a_bias_that_is_twice_a_matrix_reaches_attention() -> None:
+    q, k, v = drawn()
+    where, encoding = Positions.arange(LENGTH), Doubled(d_model=HEADS * HEAD_DIM, num_heads=HEADS)
+    bias = TransformerXL.score_bias(encoding, q, k, where, where).dense()
+    scores = (q @ k.mT * HEAD_DIM**-0.5 + 2 * bias).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    assert_close(attend(q, k, v, encoding=encoding, positions=where), scores.softmax(-1) @ v, torch.float32)
+
+
+def test_an_override_gets_the_bias_of_its_parent() -> None:
+    q, k, v = drawn()
+    for encoding, times in ((SameAbove(HEADS), 1), (OfNothing(), 0)):
+        y = attend(q, k, v, encoding=encoding, positions=Positions.arange(LENGTH))
+        assert_close(y, with_tilt(q, k, v, tilt=0, times=times), torch.float32)

@@ -97,7 +97,7 @@ def test_a_scale_that_would_not_be_learned() -> None:
 @pytest.mark.parametrize("backend", ["sdpa", "tiled", "eager", "flex"])
 def test_numbers_of_every_kind_are_scales(backend: str, scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(flex, "_compiled", lambda device: lambda q, k, v, **o: (given.append(o["scale"]), v)[1])
+    monkeypatch.setattr(flex, "_compile_for", lambda device: lambda q, k, v, **o: (given.append(o["scale"]), v)[1])
     y = attend(X, X, X, positions=WHERE, scale=scale, backend=backend)
     if backend == "flex":
         assert [type(each) for each in given] == [float]
@@ -143,7 +143,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def failing(*_: object, **__: object) -> Tensor:
         raise InductorError(RuntimeError("No working C++ compiler found"), None)
 
-    monkeypatch.setattr(flex, "_compiled", lambda device: failing)
+    monkeypatch.setattr(flex, "_compile_for", lambda device: failing)
     with refuses(LocantError, "FlexAttention", "No working C++ compiler", "tiled"):
         attend(X, X, X, positions=WHERE, backend="flex")
 
@@ -155,7 +155,7 @@ def test_padding_is_made_where_the_tokens_are(monkeypatch: pytest.MonkeyPatch) -
         given.append(q)
         return torch.zeros_like(q)
 
-    monkeypatch.setattr(flex, "_compiled", lambda device: listening)
+    monkeypatch.setattr(flex, "_compile_for", lambda device: listening)
     with torch.device("meta"):
         y = attend(X, X, X, positions=WHERE, backend="flex")
     assert (given[0].shape[2], given[0].device.type, y.device.type) == (128, "cpu", "cpu")

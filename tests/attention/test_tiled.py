@@ -109,17 +109,24 @@ def test_autocast_leaves_the_bias_its_precision(encoding_name: str) -> None:
 COMPILED = [("tiled", "window", "t5", {}), ("tiled", "window", "t5", BESIDE), ("tiled", "window", "t5", BESIDE_A_CAP)]
 COMPILED_SLOWLY = [
     ("sdpa", "packed", "t5", {}), ("sdpa", "window", "fire", {}), ("tiled", "packed", "alibi", {}),
-    ("tiled", "packed", "fire", {}), ("tiled", "window", "none", {}), ("tiled", "causal", "fire", {}),
-    ("tiled", "packed", "alibi", BESIDE_A_CAP), ("tiled", "causal", "fire", BESIDE),
+    ("tiled", "window", "none", {}), ("tiled", "packed", "alibi", BESIDE_A_CAP), ("tiled", "causal", "fire", BESIDE),
     ("auto", "packed", "t5", BESIDE_A_CAP),
 ]  # fmt: skip
+"""Every backend, arrangement and encoding, and everything beside the softmax."""
+COMPILED_IN_THE_SWEEP = [("tiled", "packed", "fire", {}), ("tiled", "causal", "fire", {})]
+"""Other pairs of them."""
+SLOW, SWEEP = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.sweep]
 
 
 @pytest.mark.unchecked
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     ("backend", "arrangement_name", "encoding_name", "beside"),
-    [*COMPILED, *(pytest.param(*each, marks=pytest.mark.slow) for each in COMPILED_SLOWLY)],
+    [
+        *COMPILED,
+        *(pytest.param(*each, marks=SLOW) for each in COMPILED_SLOWLY),
+        *(pytest.param(*each, marks=SWEEP) for each in COMPILED_IN_THE_SWEEP),
+    ],
 )
 def test_compiles_as_one_graph(
     backend: str, arrangement_name: str, encoding_name: str, beside: dict[str, object]

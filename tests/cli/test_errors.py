@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -340,3 +341,38 @@ def test_a_stream_that_is_closed_from_the_start_is_no_fault(closed: str) -> None
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (done.stdout == "") == closed.startswith(">")
+
+
+PYTHON = re.compile(r"\w\([^)]*[)=]|\blocant\.[a-zA-Z_]+|=\.\.\.|\b[a-z_]+=['\"\d]")
+"""A call, a name of the package or an argument in Python."""
+NOT_NAMES = {"bert-base-uncased": "learned", "llama": "rotary", "mrope": "rotary", "positional_encoding": "sinusoidal"}
+"""Names in place of an encoding, and an encoding that the remedy names."""
+
+
+@pytest.mark.parametrize(("typed", "meant"), NOT_NAMES.items())
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("plot", "locant plot {}"), ("list", "locant list {}"), ("train --encoding", "--encoding {}"),
+        ("embed --encoding", "--encoding {}"), ("compare --encodings", "--encodings {}"),
+    ],
+)  # fmt: skip
+def test_a_remedy_about_a_name_is_in_words_of_the_command_line(
+    complains: Complains, line: str, advice: str, typed: str, meant: str
+) -> None:
+    remedy = complains(f"{line} {typed}").partition("; try: ")[2]
+    assert remedy.startswith(advice.format(meant))
+    assert not PYTHON.search(remedy)
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("evaluate model --with alibix", "--with alibi"), ("tune model --with alibix", "--with alibi"),
+        ("probe gpt2", "use locant explain"), ("embed text.txt --vocab-size 3", "--vocab-size 257"),
+    ],
+)  # fmt: skip
+def test_so_are_others(complains: Complains, line: str, advice: str) -> None:
+    remedy = complains(line).partition("; try: ")[2]
+    assert remedy.startswith(advice)
+    assert not PYTHON.search(remedy)

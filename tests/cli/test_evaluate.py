@@ -133,10 +133,8 @@ def test_a_model_trained_on_in_place_is_measured_anew(
 def test_tasks_of_ruler_are_asked_and_what_was_written_is_told(succeeds: Run, folder: Path, model: Path) -> None:
     """Random weights know nothing: it is said what they wrote, what was not asked, and that nothing was cut."""
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    asked = (
-        "evaluate model --lengths 64,500 --windows 1 --keys 0 --with own,nope --tasks niah_single_1,fwe --rows 2 -o out"
-    )
-    done = succeeds(asked)
+    asked = "evaluate model --lengths '64, 500' --windows 1 --keys 0 --with own,nope -o out"
+    done = succeeds(f"{asked} --tasks niah_single_1,fwe --rows 2")
     found = results(folder)
     assert found["settings"]["text"]["chat_template"] is True
     cells = {(each["task"], each["length"]): each for each in found["records"][0]["ruler"]}
@@ -232,7 +230,7 @@ def test_keys_are_asked_for_at_each_depth_in_rows_of_ruler(
         return f" {prompt.answers[0]}." if is_near and FILLER in text else " the grass"
 
     monkeypatch.setattr(evaluation.ruler, "write_answer", written)
-    done = succeeds("evaluate model text.txt --with own --lengths 64,600 --windows 1 --keys 2 -o out")
+    done = succeeds("evaluate model text.txt --with own --lengths '64, 600' --windows 1 --keys 2 -o out")
     record = results(folder)["records"][0]
     for name, near in (("pass_keys", 2), ("key_values", 0)):
         cells = [(each["length"], each["depth"], each["asked"], each["recalled"]) for each in record[name]]

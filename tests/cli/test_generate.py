@@ -133,7 +133,7 @@ def test_a_text_begins_and_ends_as_the_tokenizer_and_the_model_say(succeeds: Run
 
 test_what_cannot_be_generated_is_one_line = refused(
     "generate",
-    ("nothing here", "got no file nothing/config.json"),
+    ("nothing here", "got nothing, expected the folder of a model"),
     ("model ''", "got a prompt without a token; try: pass a word or more"),
     ("model a --tokens 0", "0 is not in the range"),
     ("model a --temperature -1", "-1.0 is not in the range"),

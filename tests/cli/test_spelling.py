@@ -165,8 +165,30 @@ def test_a_number_with_two_meanings_names_both(complains: Complains, line: str, 
     assert f"write {meant}" in complains(f"{line} {typed}")
 
 
-def test_a_separator_of_thousands_in_a_list_is_refused(complains: Complains) -> None:
-    assert "write 1000 or 1_000" in complains("evaluate model --lengths 1,000")
+@pytest.mark.parametrize(
+    "line", ["evaluate model --lengths", "compare --seeds", "compare --multiples", "compare --rates"]
+)
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("1,000", "write 1000"), ("1,200", "write 1200 or '1, 200'"), ("16,384", "write 16384 or '16, 384'"),
+        ("1,200,2,400", "write 1200,2400 or '1, 200, 2, 400'"), ("512,1,024", "write 1000 or 1_000"),
+    ],
+)  # fmt: skip
+def test_a_list_that_may_be_a_number_is_refused(complains: Complains, line: str, typed: str, advice: str) -> None:
+    assert advice in complains(f"{line} {typed}")
+
+
+@pytest.mark.parametrize("typed", ["10000", "10_000", "10,000", "1e4", "10,000.0"])
+def test_every_number_is_read_as_anybody_writes_it(succeeds: Run, typed: str) -> None:
+    assert "base=10000," in json.loads(succeeds(f"list rotary --base {typed} --json").stdout)["built"]
+
+
+@pytest.mark.parametrize(
+    "line", ["list rotary --base", "tune model --with own --minutes", "generate model x --temperature"]
+)
+def test_every_number_with_two_meanings_names_both(complains: Complains, line: str) -> None:
+    assert "write 8192 or 8000" in complains(f"{line} 8k")
 
 
 NAMES = [(alias, name) for name in encodings() for alias in (name, *ENCODINGS.aliases(name))]

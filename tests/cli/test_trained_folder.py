@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import locant
 from locant.cli import main
 from locant.lab import Decoder, load, save
-from locant.lab.audit import TURNED
+from locant.lab.audit import SLOPE_CHANGES
 from locant.lab.evaluation import evaluate_model, usual_settings
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run
@@ -231,7 +231,7 @@ def test_audit_says_what_it_does_not_read_otherwise(succeeds: Run, run: Run) -> 
     assert "a table of learned positions" in succeeds("audit learned").stdout.replace("\n         ", " ")
     assert "nope has no positions" in succeeds("audit nope").stdout
     read = json.loads(run("audit alibi --text text.txt --length 32 --json").stdout)
-    assert {*read["losses"]} == {"the configuration", *(f"ALiBi: {one}" for one in TURNED)}
+    assert {*read["losses"]} == {"the configuration", *(f"ALiBi: {one}" for one in SLOPE_CHANGES)}
 
 
 def test_verbs_for_other_programs_say_what_to_do(complains: Complains, models: Path) -> None:

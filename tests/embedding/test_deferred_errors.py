@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from locant import InputEmbedding, RangeError
-from locant.embedding.table import DeferredErrors
+from locant.embedding.deferred_errors import DeferredErrors
 from tests.refusal import refuses
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from locant.embedding.flow import Embedded, Plan, embed, save_vectors
+from locant.embedding.flow import EmbeddingResult, Plan, embed, save_vectors
 from locant.errors import InputError, RangeError
 from locant.report.embedding import shapes
 from locant.text.corpus import Corpus, read_corpus
@@ -138,7 +138,7 @@ def test_the_file_holds_the_vectors_and_the_facts(source: Corpus, tmp_path: Path
 
 
 def test_a_failed_write_leaves_the_earlier_file(source: Corpus, tmp_path: Path) -> None:
-    embedded: Embedded = embed(source, plan())
+    embedded: EmbeddingResult = embed(source, plan())
     (tmp_path / "x.safetensors").write_text("earlier")
     object.__setattr__(embedded.vectors, "ids", embedded.vectors.ids.t())  # safetensors refuses what is not contiguous
     with pytest.raises(ValueError, match="contiguous"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from locant.checkpoints.explanation import explain
 from locant.engines.batches import check_batch
 from locant.engines.batches.model import (
     CARRY_STATE,
@@ -19,12 +21,13 @@ from locant.engines.batches.model import (
     COUNT_TOKENS,
     ENCODERS,
     FIND_NO_DOCUMENTS,
+    READ_ROWS,
     READ_SEQ_IDX,
     TAKE_NO_IDS,
     facts_of,
 )
 from tests.engines.tiny_models import SIZES, SMALL
-from tests.tolerances import DIFFERENT, LOGITS
+from tests.tolerances import DIFFERENT, LOGITS, assert_close
 
 MORE: dict[str, dict[str, Any]] = {
     **SIZES,
@@ -76,13 +79,20 @@ MIXERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Models whose documents mix, and two whose documents do not."""
 DOCUMENTS = [torch.randint(5, 80, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 4)]
+TEXT_CLASSES = {
+    "altclip_text_model": "AltCLIPTextModel", "bridgetower_text_model": "BridgeTowerTextModel",
+    "clap_text_model": "ClapTextModel", "trocr": "TrOCRForCausalLM",
+}  # fmt: skip
+"""Models without a class for `AutoModel`."""
 LAYOUTS = ("layoutlmv3", "lilt", "markuplm")
 """Models that also need boxes or paths."""
 
 
-def _model(kind: str) -> PreTrainedModel:
+def _model(kind: str, **more: Any) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = AutoModel.from_config(CONFIG_MAPPING[kind](**MORE.get(kind, SMALL)))
+    config = CONFIG_MAPPING[kind](**{**MORE.get(kind, SMALL), **more})
+    module = import_module(type(config).__module__.replace("configuration", "modeling"))
+    model = getattr(module, TEXT_CLASSES[kind])(config) if kind in TEXT_CLASSES else AutoModel.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -106,7 +116,7 @@ def test_the_list_of_models_that_count_padding(kind: str) -> None:
     off = float((padded - alone).abs().max())
     facts = facts_of(model)
     if facts.counting == "slots":
-        assert facts.absolute
+        assert facts.adds_positions
         assert off > DIFFERENT
     else:
         assert off <= LOGITS * max(1.0, float(alone.abs().max()))
@@ -188,16 +198,49 @@ def test_the_remedy_for_a_mask_separates_documents(kind: str) -> None:
     assert check_batch({**batch, "attention_mask": blocks}, model=model) == ()
 
 
+TABLES = sorted(
+    {*READ_ROWS, *COUNT_THE_MASK, "bart", "bert", "biogpt", "gpt2", "mbart", "mvp", "plbart", "trocr"}
+    - {*LAYOUTS, "esm", "luke", "xmod"}
+)
+"""Models with a table of positions, most of which have rows that are not positions, without what needs other inputs."""
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_number_of_positions_is_that_of_the_tokens_that_a_model_can_read(kind: str) -> None:
+    sizes = {"max_position_embeddings": 12, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "ffn_dim": 48}
+    model = _model(kind, **sizes, n_positions=12, decoder_attention_heads=4)
+    config = model.config
+    facts, longest = facts_of(config), explain(config).longest
+    assert longest is not None
+    rows = torch.full((1, longest + 1), 5)
+    with torch.no_grad():
+        expected = _hidden(model, rows[:, :longest])
+        with pytest.raises((IndexError, RuntimeError)):
+            _hidden(model, rows)
+        assert not check_batch({"input_ids": rows[:, :longest]}, model=config)
+        assert [each.check for each in check_batch({"input_ids": rows}, model=config)] == ["length"]
+        if facts.counting == "tokens":
+            rows[0, -1] = facts.first_id - 1  # padding
+            _hidden(model, rows)
+            assert not check_batch({"input_ids": rows}, model=config)
+        if facts.takes_ids and "position_ids" in inspect.signature(model.forward).parameters:
+            assert facts.num_ids == facts.first_id + longest
+            index = torch.arange(facts.first_id, facts.num_ids)[None]
+            assert_close(_hidden(model, rows[:, :longest], position_ids=index), expected)
+            with pytest.raises((IndexError, RuntimeError)):
+                _hidden(model, rows[:, :longest], position_ids=index + 1)
+
+
 def test_lengths_and_axes_are_those_of_the_configuration() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6}
     qwen = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32768}
-    assert facts_of(qwen).longest == 32768
-    assert facts_of({**qwen, "rope_parameters": yarn}).longest == 131072
-    assert (facts_of("gpt2").longest, facts_of("opt-1.3b").longest, facts_of("roberta-base").longest) == (
+    assert facts_of(qwen).num_ids == 32768
+    assert facts_of({**qwen, "rope_parameters": yarn}).num_ids == 131072
+    assert (facts_of("gpt2").num_ids, facts_of("opt-1.3b").num_ids, facts_of("roberta-base").num_ids) == (
         1024,
         2048,
         514,
     )
-    assert (facts_of("bloom-7b1").longest, facts_of("t5-base").longest) == (None, None)
+    assert (facts_of("bloom-7b1").num_ids, facts_of("t5-base").num_ids) == (None, None)
     assert (facts_of("qwen2-vl-7b").axes, facts_of("llama-3.1-8b").axes) == (3, 1)
     assert facts_of(None).is_known is False

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from locant.errors import RangeError
-from locant.explore.document import exported
+from locant.explore.document import render_saved_page
 from locant.explore.screens import answer, answer_link, as_json, encodings_of_text, screens
 from locant.explore.session import Session, State, read_address
 from locant.models.registry import presets
@@ -39,7 +39,7 @@ def test_limits_that_follow_other_settings_take_the_nearest() -> None:
     for text, value in (("31", 15), ("15", 15), ("-1", 0)):
         state = State({"pair": text})
         assert state.whole("pair", 12, 0, 15, follows=True) == value
-        assert state.settled == {"pair": str(value)}
+        assert state.settings == {"pair": str(value)}
     with refuses(RangeError, "pair"):
         State({"pair": "x"}).whole("pair", 12, 0, 15, follows=True)
 
@@ -122,7 +122,7 @@ def test_an_exported_page_has_no_path_of_this_machine(screen: str, tmp_path: Pat
     session = Session.of([str(folder / each) for each in ("story.txt", "report", "model")], [])
     settings = {"model": "untrained"} if screen == "text" else {}
     alone = answer(screen, settings, replace(session, is_shared=True))
-    page = exported(alone)
+    page = render_saved_page(alone)
     assert FOLDER not in page
     assert str(tmp_path) not in page
     if screen != "compare":
@@ -145,7 +145,7 @@ def test_settings_of_a_part_are_told_by_their_full_names() -> None:
     state = State({"2.base": "500000.5"})
     assert state.part("2").real("base", 1e4, 2, 1e9) == 500_000.5
     assert state.part("1").real("base", 1e4, 2, 1e9) == 1e4
-    assert state.settled == {"2.base": "500000.5", "1.base": "10000"}
+    assert state.settings == {"2.base": "500000.5", "1.base": "10000"}
 
 
 def test_arrays_arrive_bit_for_bit_and_other_numbers_as_json_has_them() -> None:

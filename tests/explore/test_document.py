@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from locant.explore.document import EXPORT, IMPORT, bundle, exported, modules, served
+from locant.explore.document import EXPORT, IMPORT, bundle, modules, render_live_page, render_saved_page
 from locant.explore.screens import screens
 
 
@@ -29,7 +29,7 @@ def test_a_bundle_holds_every_module_after_those_it_imports(entry: str) -> None:
 
 
 def test_an_exported_page_holds_all_that_it_needs() -> None:
-    page = exported({"screen": "compare", "state": {}, "numbers": {}})
+    page = render_saved_page({"screen": "compare", "state": {}, "numbers": {}})
     assert bundle("start.js") in page
     assert "</" not in bundle("start.js")
     assert """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src""" in page
@@ -38,7 +38,7 @@ def test_an_exported_page_holds_all_that_it_needs() -> None:
 
 def test_data_cannot_end_its_element() -> None:
     hostile = {"screen": "compare", "state": {"1": "</script><script>alert(1)</script><!--"}, "numbers": {}}
-    page = exported(hostile)
+    page = render_saved_page(hostile)
     assert "alert(1)</script>" not in page
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
     assert found is not None
@@ -46,7 +46,7 @@ def test_data_cannot_end_its_element() -> None:
 
 
 def test_the_served_page_runs_no_code_of_its_own() -> None:
-    page = served()
+    page = render_live_page()
     assert re.findall(r"<script(?! type=\"application/json\")[^>]*>", page) == [
         '<script type="module" src="page/start.js">'
     ]

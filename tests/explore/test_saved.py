@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from locant.explore.document import exported
+from locant.explore.document import render_saved_page
 from locant.explore.screens import answer
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens
@@ -51,7 +51,7 @@ def saved(opened: Opens, tmp_path: Path) -> Saves:
 
     def open_saved(screen: str, settings: dict[str, str]) -> Page:
         file = tmp_path / f"{len([*tmp_path.iterdir()])}.html"
-        file.write_text(exported(answer(screen, settings, Session(is_shared=True))), "utf-8")
+        file.write_text(render_saved_page(answer(screen, settings, Session(is_shared=True))), "utf-8")
         return opened("", at=file.as_uri())
 
     return open_saved

@@ -172,7 +172,7 @@ def test_every_part_of_an_answer_is_sent_at_once(session: Session, monkeypatch: 
 
 
 @contextmanager
-def served(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def render_live_page(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of an explorer that is served as the command does, in a thread, which has ended behind the block."""
     import uvicorn
 
@@ -223,7 +223,7 @@ def test_a_client_that_leaves_or_sends_half_costs_one_line_and_no_trace(
     resets: bool,
 ) -> None:
     head = f"POST /{TOKEN}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
-    with served(session, monkeypatch) as port:
+    with render_live_page(session, monkeypatch) as port:
         with socket.create_connection(("127.0.0.1", port)) as gone:
             gone.sendall(head + sent)
             if resets:

@@ -16,7 +16,7 @@ import locant
 from locant.errors import InputError, RangeError
 from locant.figures.canvas import DARK, LIGHT, require_figure, save, svg
 from locant.figures.embed import draw_flat_map
-from locant.figures.plot import default_length, draw, encoding_to_draw, plot, seeded
+from locant.figures.plot import default_length, draw, encoding_to_draw, fixed_seed, plot
 from locant.figures.scores import bias_map
 from locant.positions import ALiBi, Cope, Learned, PoPE, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.registry import encodings
@@ -416,7 +416,7 @@ def test_random_tables_are_the_same_in_every_thread_and_leave_no_trace() -> None
     before = torch.random.get_rng_state()
 
     def drawn(seed: int) -> torch.Tensor:
-        with seeded(seed):
+        with fixed_seed(seed):
             return torch.cat([paused() for _ in range(8)])
 
     def paused() -> torch.Tensor:

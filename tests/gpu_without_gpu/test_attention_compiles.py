@@ -43,6 +43,15 @@ pytestmark = [
 ]
 
 
+IN_THE_SWEEP = {"sandwich", "cope", "transformer_xl", "continuous_grid_bias", "kerple, power"}
+"""Biases whose code another one has: tables of distances (t5), graphs of networks (fire), and numbers on a grid."""
+
+
+def slow_or_sweep(case: Case, is_for_sweep: bool) -> Any:
+    """The case as a parameter, which CI leaves out if `make sweep` alone compiles it."""
+    return pytest.param(case, id=str(case), marks=pytest.mark.sweep if is_for_sweep else ())
+
+
 def in_turns() -> list[Case]:
     """Of each encoding one kind of rows with its backward pass, and of every third decoding; kinds and dtypes in turn.
 
@@ -108,7 +117,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
         yield lambda function, *arguments: process.submit(function, *arguments).result()
 
 
-@pytest.mark.parametrize("case", in_turns(), ids=str)
+@pytest.mark.parametrize("case", [slow_or_sweep(case, case.name in IN_THE_SWEEP) for case in in_turns()])
 def test_machine_code_comes_out_that_fits_the_device(case: Case, there: Callable[..., Any]) -> None:
     kernels = there(machine_code, case)
     assert any("flex" in kernel.name for kernel in kernels) or case.name in TILED
@@ -122,12 +131,13 @@ def test_machine_code_comes_out_that_fits_the_device(case: Case, there: Callable
 @pytest.mark.parametrize(
     "case",
     [
-        Case("none", "window", "bfloat16", True), Case("none", "decode", "bfloat16", False),
-        Case("t5", "prefill", "bfloat16", True), Case("alibi", "packed", "float16", True),
-        Case("learned alibi", "prefill", "float32", True),
+        slow_or_sweep(Case("none", "window", "bfloat16", True), False),
+        slow_or_sweep(Case("none", "decode", "bfloat16", False), False),
+        slow_or_sweep(Case("t5", "prefill", "bfloat16", True), True),  # as the last, in its code
+        slow_or_sweep(Case("alibi", "packed", "float16", True), True),
+        slow_or_sweep(Case("learned alibi", "prefill", "float32", True), False),
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_so_it_does_with_what_stands_beside_the_softmax(case: Case, there: Callable[..., Any]) -> None:
     kernels = there(machine_code, case, True)
     assert any("flex" in kernel.name for kernel in kernels)

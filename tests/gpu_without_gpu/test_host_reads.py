@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from locant import InputEmbedding, Learned, PositionEncoding, RangeError, SegmentEmbedding, TokenEmbedding
-from locant.embedding.table import DeferredErrorModule
+from locant.embedding.deferred_errors import DeferredErrorModule
 from locant.parallel import VocabularyParallel
 from tests.gpu_without_gpu.device import Device, pretended
 from tests.ranks import needs_gloo

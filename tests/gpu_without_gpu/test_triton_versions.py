@@ -1,5 +1,6 @@
 """Every Triton kernel of the package, compiled for an H100 by the Triton that each supported torch brings along.
 
+CI takes the oldest, beside the one that is installed. `make sweep` takes those between them.
 Each is installed by pip into pytest's cache, 0.7 GB a version, and stays there until ``make clean``.
 """
 
@@ -26,7 +27,9 @@ ROWS = {"3.5.1": 728, "3.6.0": 720}
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("torch", PINNED)
+@pytest.mark.parametrize(
+    "torch", [pytest.param(torch, marks=pytest.mark.sweep if n else ()) for n, torch in enumerate(PINNED)]
+)
 def test_every_kernel_is_compiled_by_the_triton_of(torch: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     version = PINNED[torch]
     if version == triton.__version__:

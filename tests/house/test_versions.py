@@ -26,6 +26,19 @@ def test_the_oldest_are_the_floors_of_the_project_and_torch_is_the_one_that_is_p
     assert versions.constraints("newest") == [f"torch{oldest['torch']}"]
 
 
+def test_the_newest_are_tested_unless_all_of_them_are_pinned_to_these_versions() -> None:
+    torch, *_ = versions.constraints("newest")
+    newest = str(older_releases.newest_tested())
+
+    def report(**packages: str) -> dict[str, object]:
+        return {"install": [{"metadata": {"name": name, "version": each}} for name, each in packages.items()]}
+
+    pinned = report(locant="0", torch=f"{torch.partition('==')[2]}+cpu", Transformers=newest)
+    assert versions.newer(pinned) == []
+    assert versions.newer(report(transformers="99.1")) == [f"transformers 99.1, where constraints.txt has {newest}"]
+    assert versions.newer(report(no_such_package="1")) == ["no_such_package 1, where constraints.txt has no version"]
+
+
 def look_up_in_locant() -> object:
     import locant
 

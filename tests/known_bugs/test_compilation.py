@@ -31,6 +31,7 @@ SOME_OR_ALL = pytest.mark.parametrize(
     "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EACH_CODE), id="all", marks=pytest.mark.slow)]
 )
 """Compilers take long. `tests/positions` compiles every encoding as well, once."""
+SWEEP = [pytest.mark.slow, pytest.mark.sweep]
 
 
 class Switching(BufferRotary):
@@ -54,11 +55,14 @@ def one_graph(build: Build) -> None:
 
 
 @pytest.mark.unchecked
-@SOME_OR_ALL
+@pytest.mark.parametrize(
+    "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EACH_CODE), id="all", marks=SWEEP)]
+)
 def test_33_every_encoding_is_one_graph(kinds: tuple[str, ...]) -> None:
     """huggingface/transformers#35716: four graphs in place of one, and a slower model.
 
     Which frequencies to use was decided by a comparison with the largest position: data, which ends a graph.
+    Entry 37 counts the graphs of all encodings, too. So all of them are compiled here in the sweep alone.
     """
 
     exhibit(one_graph, *[EVERY[name] for name in kinds], twin=Switching, because="[2-9] graphs")
@@ -171,20 +175,24 @@ def test_37_tables_are_built_once(constants_made: list[object]) -> None:
     assert constants_made, "no table was seen, nor would be"
 
 
+BESIDE_POWERS = (2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 300)
+
+
 @pytest.mark.unchecked
 @SOME_OR_ALL
 def test_37_two_compilations_serve_every_length(kinds: tuple[str, ...]) -> None:
     """foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: a graph for every length.
 
-    A token, a prompt and a token again, then fifty other lengths: one graph for the first, one for the others.
-    Encodings by class of pair have one more for two tokens, and are asked for three.
+    A token, a prompt and a token again, then other lengths: one graph for the first, one for the others. A graph asks
+    whether a length is 0, 1 or below a bound, so the others are those beside the powers of two.
+    Encodings by class of pair have one more graph for two tokens, which they are not given.
     """
 
     def check(build: Build) -> None:
         torch.compiler.reset()
         counter, encoding = CompileCounter(), build()
-        first = 3 if isinstance(encoding, RotaryByClass) else 2
-        calls(encoding, torch.compile(use, backend=counter), (1, 512, 1, *range(first, first + 50), 512))
-        assert counter.frame_count <= 2, f"{encoding}: {counter.frame_count} compilations for 54 lengths"
+        others = BESIDE_POWERS[isinstance(encoding, RotaryByClass) :]
+        calls(encoding, torch.compile(use, backend=counter), (1, 512, 1, *others, 512))
+        assert counter.frame_count <= 2, f"{encoding}: {counter.frame_count} compilations for {len(others)} lengths"
 
-    exhibit(check, *(EVERY[name] for name in kinds), twin=RebuiltWhenShorter, because="compilations for 54 lengths")
+    exhibit(check, *(EVERY[name] for name in kinds), twin=RebuiltWhenShorter, because="compilations for 15 lengths")

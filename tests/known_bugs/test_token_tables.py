@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
-from locant.embedding.table import DeferredErrors, Fill, require_ids
+from locant.embedding.deferred_errors import DeferredErrors
+from locant.embedding.table import Fill, require_ids
 from locant.parallel.vocabulary import LocalRows, SplitTable
 from tests.known_bugs.exhibit import exhibit
 from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank

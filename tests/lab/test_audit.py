@@ -1,4 +1,4 @@
-"""Tiny models, trained in a reading by code that is not ours, and saved under configurations that lie, or do not.
+"""Tiny models, trained under a hypothesis by code that is not ours, and saved under configurations that lie, or do not.
 
 The text is words of nine random letters, each written twice: the second time a letter is known by what stands ten
 places before it, and by nothing else.
@@ -189,9 +189,7 @@ LIES = [
     ("plain", lambda: llama(PLAIN), own_code, "the configuration"),
     ("plain", lambda: llama(LARGER), own_code, "base 10,000"),
     ("plain", lambda: llama(LINEAR), own_code, "scaling none"),
-    ("linear", lambda: llama(LINEAR), own_code, "the configuration"),
     ("linear", lambda: llama(PLAIN), own_code, "scaling linear:4"),
-    ("interleaved", lambda: llama(LARGER), own_code, "interleaved layout"),
     ("interleaved", lambda: llama(PLAIN), own_code, "interleaved layout, base 500,000"),
     ("reversed", lambda: llama(PLAIN), own_code, "reversed direction"),
     ("half of the head", lambda: neox(0.5), own_code, "the configuration"),
@@ -200,22 +198,34 @@ LIES = [
     ("falling", bloom, rising_slopes, "ALiBi: other sign"),
 ]
 """Weights, the configuration that they are saved under, the code that reads it, and what is to be found."""
+MORE_LIES = [
+    ("linear", lambda: llama(LINEAR), own_code, "the configuration"),
+    ("interleaved", lambda: llama(LARGER), own_code, "interleaved layout"),  # above, with another base, too
+]
+"""Lies of the sweep: what they prove, others prove as well."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("truth", "build", "code", "reading"), LIES, ids=[f"{each[0]}, {each[3]}" for each in LIES])
+@pytest.mark.parametrize(
+    ("truth", "build", "code", "hypothesis"),
+    [
+        pytest.param(*each, id=f"{each[0]}, {each[3]}", marks=marks)
+        for lies, marks in ((LIES, ()), (MORE_LIES, pytest.mark.sweep))
+        for each in lies
+    ],
+)
 def test_audit_finds_the_reading_of_the_training(
-    truth: str, build: Any, code: Any, reading: str, truths: Any, tmp_path: Path
+    truth: str, build: Any, code: Any, hypothesis: str, truths: Any, tmp_path: Path
 ) -> None:
     weights, loss = weights_of(truth, truths)
     model = build()
     model.load_state_dict(weights)
     with code():
         found = audited(model, tmp_path)
-    assert (found["best"], found["within_noise"]) == (reading, []), found["sentence"]
-    assert found["verdict"] == ("fits" if reading == "the configuration" else "another fits")
-    assert found["losses"][reading] == pytest.approx(loss, abs=LOGITS), "what the code of the training computes"
-    assert next(iter(found["losses"])) == reading
+    assert (found["best"], found["within_noise"]) == (hypothesis, []), found["sentence"]
+    assert found["verdict"] == ("fits" if hypothesis == "the configuration" else "another fits")
+    assert found["losses"][hypothesis] == pytest.approx(loss, abs=LOGITS), "what the code of the training computes"
+    assert next(iter(found["losses"])) == hypothesis
 
 
 @pytest.mark.slow
@@ -247,7 +257,7 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "reading",
+    "hypothesis",
     [
         Hypothesis(layout="interleaved", base=1e6),
         Hypothesis(share=0.5),
@@ -255,11 +265,11 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
         Hypothesis(direction="reversed", scaling="yarn:4"),
     ],
 )
-def test_a_reading_leaves_the_model_as_it_was(reading: Hypothesis) -> None:
+def test_a_hypothesis_leaves_the_model_as_it_was(hypothesis: Hypothesis) -> None:
     model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
     before, weights = model(ids).logits, {name: each.clone() for name, each in model.state_dict().items()}
     subject = _Subject(model)
-    with subject.read_as(reading):
+    with subject.apply(hypothesis):
         assert not torch.allclose(model(ids).logits, before)
     assert torch.equal(model(ids).logits, before)
     assert all(torch.equal(each, weights[name]) for name, each in model.state_dict().items())
@@ -272,18 +282,18 @@ def test_the_reversed_direction_reads_weights_with_exchanged_pairs() -> None:
         for rows in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
             rows.data = rows.data.unflatten(0, (2, 2, 16)).flip(1).flatten(0, 2)
     assert not torch.allclose(model(ids).logits, before, atol=LOGITS)
-    with _Subject(model).read_as(Hypothesis(direction="reversed")):
+    with _Subject(model).apply(Hypothesis(direction="reversed")):
         assert torch.allclose(model(ids).logits, before, atol=LOGITS)
 
 
 def fabricated(losses: dict[str, float], unigram: float = 6.0) -> tuple[dict[str, Any], Counter[str]]:
-    """What is found where readings have these mean losses, and 5 without one; and how many windows were asked for."""
+    """What is found where hypotheses have these mean losses, and 5 without one; and how many windows were asked for."""
     asked, noise = Counter[str](), np.random.default_rng(0)
 
-    def losses_of(reading: Hypothesis) -> Iterator[list[float]]:
+    def losses_of(hypothesis: Hypothesis) -> Iterator[list[float]]:
         for window in range(16):
-            asked[reading.name] += 1
-            yield [*losses.get(reading.name, 5.0) + np.sin(window) + noise.normal(0, 0.1, size=128)]
+            asked[hypothesis.name] += 1
+            yield [*losses.get(hypothesis.name, 5.0) + np.sin(window) + noise.normal(0, 0.1, size=128)]
 
     search = _Search(_Subject(llama(PLAIN)), losses_of, 16, unigram, on_step=lambda *_: None)
     return search.run(), asked
@@ -311,7 +321,7 @@ def test_clearly_worse_readings_are_dropped_early_and_others_measured_in_full() 
 def test_layers_without_positions_stay_without_them_under_another_share() -> None:
     sizes = {**SIZES, "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
     subject = _Subject(SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
-    with pytest.raises(InputError, match="layers that differ"), subject.read_as(Hypothesis(share=0.5)):
+    with pytest.raises(InputError, match="layers that differ"), subject.apply(Hypothesis(share=0.5)):
         pass
 
 
@@ -390,7 +400,7 @@ def test_another_window_and_other_full_layers_are_read_as_a_model_of_this_config
                 setattr(other, key, value)
             oracle = AutoModelForCausalLM.from_config(other).eval()
             oracle.load_state_dict(model.state_dict())
-            with subject.read_as(reading):
+            with subject.apply(reading):
                 read = model(ids).logits
             assert torch.equal(read, oracle(ids).logits), reading.name
             assert torch.equal(model(ids).logits, own), "the model is as it was"
@@ -402,7 +412,7 @@ def test_windows_that_a_text_does_not_show_are_not_readings_of_their_own() -> No
     subject = _Subject(AutoModelForCausalLM.from_config(config))
     for length, is_shown in ((64, False), (65, True)):
         subject.length = length
-        own = repr(subject.computed(OWN))
+        own = repr(subject.positions_key(OWN))
         for reading in (Hypothesis(window=0), Hypothesis(full=(1, 0))):
-            assert (repr(subject.computed(reading)) != own) is is_shown
-        assert repr(subject.computed(Hypothesis(full=(2, 0)))) == own, "its own layers"
+            assert (repr(subject.positions_key(reading)) != own) is is_shown
+        assert repr(subject.positions_key(Hypothesis(full=(2, 0)))) == own, "its own layers"

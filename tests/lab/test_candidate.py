@@ -183,7 +183,7 @@ CHANGES = {
 
 
 def settings_of_torch() -> list[Any]:
-    return [get() for get, _ in (*candidate.OF_PROCESS.values(), *candidate.OF_THREAD.values())]
+    return [get() for get, _ in (*candidate.PROCESS_SETTINGS.values(), *candidate.THREAD_SETTINGS.values())]
 
 
 @pytest.mark.parametrize("place", ["file", "class", "training"])

@@ -17,7 +17,6 @@ import torch
 
 from locant.lab.comparison import Watcher, compare_files
 
-KILLS = 10
 OPTIONS = {
     "tasks": ("copy",), "encodings": ("alibi", "rotary", "rotary+ntk", "rotary@randomized"), "seeds": (0, 1),
     "task_length": 3, "num_steps": 10, "d_model": 16, "num_layers": 1, "num_heads": 2, "batch_size": 4,
@@ -99,7 +98,10 @@ def kill(process: Any, victim: Callable[[list[int]], int]) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_it_goes_on_to_the_same_results(tmp_path: Path, cluster: str | None) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.sweep)])
+def test_killed_at_random_moments_it_goes_on_to_the_same_results(
+    tmp_path: Path, cluster: str | None, count: int
+) -> None:
     """Moments are drawn from the whole of a run, with the start of it; what ends before its kill begins anew."""
     seed = int(time.time())
     draw, kills, folders = random.Random(seed), 0, 0
@@ -107,12 +109,12 @@ def test_killed_at_ten_random_moments_it_goes_on_to_the_same_results(tmp_path: P
     started(tmp_path / "whole", None).join()
     taken, whole = time.monotonic() - began, finished(tmp_path / "whole")
     assert len(whole["records"]) == 8
-    while kills < KILLS:
+    while kills < count:
         folder, is_whole = tmp_path / str(folders), False
         folders += 1
         while not is_whole:
             before, process, kills_before = records(folder), started(folder, cluster), kills
-            while kills < KILLS and process.is_alive():
+            while kills < count and process.is_alive():
                 process.join(draw.uniform(0, taken))
                 if process.is_alive():
                     kills += kill(process, draw.choice)

@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 from torch.nn import functional as F
+from transformers import RobertaConfig, RobertaModel
 
 from locant import InputError, Tokenizer
 from locant.lab import language_model
-from locant.lab.language_model import AsDecoder, fingerprint, require_positions
+from locant.lab.language_model import TransformersDecoder, fingerprint, require_positions, stated_length, trained_length
 from tests.largest import Largest
 from tests.refusal import refuses
 from tests.swapping.families import Family, tiny
@@ -44,9 +45,9 @@ def test_losses_are_those_of_all_logits_and_few_of_these_are_held(
     targets = (ids + 7).masked_fill(ids % 5 == 0, -100)
     logits = model(ids).logits
     expected = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    monkeypatch.setattr(language_model, "HELD", 13 * 2003)
+    monkeypatch.setattr(language_model, "MAX_LOGITS", 13 * 2003)
     with Largest() as largest:
-        losses = AsDecoder(model, Tokenizer.bytes()).losses(ids, targets, None)
+        losses = TransformersDecoder(model, Tokenizer.bytes()).losses(ids, targets, None)
     assert largest.numbers == 2003 * 64, "nothing is larger than the table of tokens"
     assert (losses - expected).abs().max() <= LOGITS
     assert torch.equal(model(ids).logits, logits), "no hook is left"
@@ -64,7 +65,7 @@ def test_many_improbable_tokens_are_not_lost_beside_a_probable_one() -> None:
     model.get_output_embeddings = lambda: head
     model.forward = lambda ids, use_cache: SimpleNamespace(logits=head(torch.ones(*ids.shape, 1)))
     ids = torch.zeros(1, 3, dtype=torch.long)
-    losses = AsDecoder(model, Tokenizer.bytes()).losses(ids, ids, None)
+    losses = TransformersDecoder(model, Tokenizer.bytes()).losses(ids, ids, None)
     expected = math.log1p((vocab - 1) * math.exp(low))
     assert (losses - expected).abs().max() <= LOGITS
 
@@ -79,7 +80,7 @@ def test_windows_begin_with_what_the_tokenizer_puts_before_a_text(length: int) -
     model = tiny(BEHIND[0], vocab_size=300)
     ids = torch.arange(2 * length).view(2, length)
     read = torch.cat([torch.tensor([[256, 257]] * 2)[:, :length], ids[:, 2:]], 1)
-    expected, decoder = model(read).logits, AsDecoder(model, Tokenizer.from_json(library.to_str()))
+    expected, decoder = model(read).logits, TransformersDecoder(model, Tokenizer.from_json(library.to_str()))
     assert (decoder(ids, None) - expected).abs().max() <= LOGITS
     losses = F.cross_entropy(expected.transpose(1, 2), ids, reduction="none")
     assert (decoder.losses(ids, ids, None) - losses).abs().max() <= LOGITS
@@ -138,3 +139,14 @@ def test_the_longest_window_is_the_longest_that_the_model_itself_reads(family: F
     require_positions(model, longest)
     with refuses(InputError, f"{longest + 1} tokens", f"{longest} positions"):
         require_positions(model, longest + 1)
+
+
+def test_the_stated_length_counts_only_positions() -> None:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
+    config = RobertaConfig(**sizes, max_position_embeddings=14)
+    length = stated_length(config)
+    assert (length, trained_length(config)) == (12, 12)
+    model = RobertaModel(config)
+    model(torch.full((1, length), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, length + 1), 5))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import locant
 from locant.errors import InputError, RangeError
 from locant.lab import TuneSettings, tune, tuning
-from locant.lab.processes import joined
+from locant.lab.processes import join_process_group
 from tests.lab.on_a_device import small_model
 from tests.lab.tuning_ranks import ALIKE, RANKS, TUNED, find_out, tuned
 from tests.ranks import found_on, needs_gloo
@@ -139,13 +139,13 @@ def test_each_process_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("locant.lab.processes.rank", lambda: 1)
     for name, value in {**LAUNCHED, "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    with joined("cuda") as device:
+    with join_process_group("cuda") as device:
         print("of the second process")  # noqa: T201
     assert (device, calls, capsys.readouterr().out) == ("cuda:1", [1, "nccl", "left"], "")
-    with refuses(InputError, "cuda:1 for 2 processes", "device='cuda'"), joined("cuda:1"):
+    with refuses(InputError, "cuda:1 for 2 processes", "device='cuda'"), join_process_group("cuda:1"):
         raise AssertionError
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with joined("cuda:1") as device:
+    with join_process_group("cuda:1") as device:
         assert device == "cuda:1"
 
 
@@ -157,5 +157,5 @@ def test_variables_of_a_scheduler_alone_start_one_process(
     for name, value in {**LAUNCHED, "WORLD_SIZE": size}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
-    with joined("cpu") as device:
+    with join_process_group("cpu") as device:
         assert device == "cpu"

@@ -223,7 +223,7 @@ def test_one_seed_without_a_loss_leaves_no_mean_of_the_others(bad: float | None)
 def test_the_best_is_the_lowest_mean_and_a_missing_loss_never_wins() -> None:
     summary = summarise(results({"a": [(2.0, None)], "b": [(3.0, 9.0)]}, (8, 16)))
     assert [summary.best(length).encoding for length in (8, 16)] == ["a", "b"]  # type: ignore[union-attr]
-    assert [row.encoding for row in summary.ranked(16)] == ["b", "a"]
+    assert [row.encoding for row in summary.rank(16)] == ["b", "a"]
     assert summarise(results({"a": [(2.0, None)]}, (8, 16))).best(16) is None
 
 

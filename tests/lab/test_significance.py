@@ -42,7 +42,7 @@ def test_of_equal_encodings_at_most_one_comparison_in_twenty_calls_any_loss_lowe
         windows = numbers.normal(3.0, 0.5, 12)
         rows = [_row(f"{n}", windows + numbers.normal(0, of_windows, 12), of_seeds, seeds, numbers) for n in range(4)]
         summary = Summary(train_length=8, lengths=(8,), rows=tuple(rows), unigram_loss=None, bigram_loss=None)
-        lowest = summary.measured(8)[0]
+        lowest = summary.rank_measured(8)[0]
         wrong += any(row.is_clear(8, lowest, 8, among=rows) for row in rows if row is not lowest)
         assert bool(summary.leaders(8)) == any(row.is_clear(8, lowest, 8, among=rows) for row in rows)
     chance = math.sqrt(LEVEL * (1 - LEVEL) / count)

@@ -12,7 +12,7 @@ import pytest
 from locant import RangeError
 from locant.lab import Settings, compare, results
 from locant.lab import training as trainings
-from locant.lab.results import SCHEMA, plain_settings, recorded_suite, with_recorded
+from locant.lab.results import SCHEMA, add_recorded, plain_settings, read_recorded_suite
 from locant.lab.settings import SIZES, SUITES, TEXT, size_of
 from locant.lab.task_learning import CHOOSING, MEASURED, Accuracy
 from locant.lab.task_summary import scores
@@ -94,7 +94,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_recorded_task_with_missing_seeds_is_named_and_left_out(ours: dict[str, Any]) -> None:
-    recorded = recorded_suite(ours["settings"])
+    recorded = read_recorded_suite(ours["settings"])
     assert recorded is not None
     assert recorded["late"] == ["sort"]
     assert recorded["settings"]["tasks"] == [TEXT, "copy"] == list(dict.fromkeys(task for task, _ in names(recorded)))
@@ -105,12 +105,12 @@ def names(of: Any) -> list[tuple[str, str]]:
 
 
 def test_recorded_and_measured_results_are_shown_together(ours: dict[str, Any]) -> None:
-    own, both = names(ours), names(with_recorded(ours))
+    own, both = names(ours), names(add_recorded(ours))
     others = [(task, f"{name} (recorded)") for task in (TEXT, "copy") for name in ("nope", "sinusoidal")]
     assert both == [*own, *others]
-    assert [score.encoding for score in scores(with_recorded(ours))] == ["alibi", *(name for _, name in others[2:])]
+    assert [score.encoding for score in scores(add_recorded(ours))] == ["alibi", *(name for _, name in others[2:])]
     assert "nope (recorded)" not in page(ours)
-    assert "nope (recorded)" in page(with_recorded(ours))
+    assert "nope (recorded)" in page(add_recorded(ours))
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_recorded_results_need_the_same_suite_size_and_text(
 ) -> None:
     own = names(ours)
     ours["settings"] |= change
-    assert names(with_recorded(ours)) == [*own, *others]
+    assert names(add_recorded(ours)) == [*own, *others]
 
 
 def test_results_older_than_suites_are_read(ours: dict[str, Any]) -> None:
     del ours["settings"]["suite"]
-    assert with_recorded(ours) is ours
+    assert add_recorded(ours) is ours
 
 
 def test_rates_are_chosen_on_neither_the_held_out_text_nor_the_measured_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_the_schema_of_what_is_recorded_is_that_of_today() -> None:
         settings = recorded["settings"]
         assert recorded["schema"] == SCHEMA
         assert file.stem == f"{settings['suite']}-{size_of(settings)}"
-        whole = recorded_suite(settings)
+        whole = read_recorded_suite(settings)
         assert whole is not None
         assert whole["late"] == []
         assert len(settings["encodings"]) >= 15

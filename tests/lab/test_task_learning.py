@@ -11,11 +11,11 @@ import torch
 from locant import InputError
 from locant.lab import Decoder, Settings, generate, task_learning
 from locant.lab.candidate import Candidate
-from locant.lab.task_learning import IGNORED, ROWS, Accuracy, Learned, accuracy, batch, learn, measured_rows
+from locant.lab.task_learning import IGNORED, ROWS, Accuracy, LearningResult, accuracy, batch, learn, measured_rows
 from locant.lab.tasks import OWN, Row, Task, task
 from locant.lab.text_learning import build
 from locant.positions import Positions
-from locant.positions.generalizing import abacus, coupled, randomized
+from locant.positions.generalizing import abacus, randomized
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS
 
@@ -89,7 +89,9 @@ def test_padding_changes_no_accuracy() -> None:
     assert accuracy(decoder, candidate, task("brackets"), 6, longest=LONGEST) == (rows, tokens)
 
 
-def learned(length: int = 3, seed: int = 0, num_steps: int = 400) -> tuple[Decoder, Candidate, Learned, list[float]]:
+def learned(
+    length: int = 3, seed: int = 0, num_steps: int = 400
+) -> tuple[Decoder, Candidate, LearningResult, list[float]]:
     decoder, candidate = model(seed=seed)
     losses = list[float]()
     how = learn(
@@ -149,8 +151,8 @@ def test_the_rate_rises_stays_and_falls_once_half_of_the_rows_are_right(
     def right(*_: object, **__: object) -> Accuracy:
         asked.append(len(noted[torch.optim.AdamW]))
         if asked[-1] == steps and steps < num_steps:
-            return Accuracy(task_learning.ENOUGH - (0 if is_learned else 0.01), 0.0)
-        return Accuracy(task_learning.HALF * (asked[-1] == is_learned_at), 0.0)
+            return Accuracy(task_learning.STOP_SHARE - (0 if is_learned else 0.01), 0.0)
+        return Accuracy(task_learning.DECAY_SHARE * (asked[-1] == is_learned_at), 0.0)
 
     for kind in noted:
         monkeypatch.setattr(kind, "step", noting(kind, kind.step))
@@ -181,7 +183,10 @@ def test_positions_of_numbers_are_those_of_the_package(seed: int | None) -> None
     assert torch.equal(placed("nope").index, torch.arange(12)[None])
     assert torch.equal(placed("rotary@randomized").index, randomized(12, LONGEST, seed=seed or 0).index)
     assert torch.equal(placed("rotary@abacus").index, abacus(ids, range(10), offset=offset).index)
-    assert torch.equal(placed("rotary@coupled").index, coupled([3, 3, 4], start=1 + offset).index)
+    # The units come first in all three numbers, and digits of equal significance have the same index.
+    units, tens, hundreds, sign = 4 + offset, 3 + offset, 2 + offset, 5 + offset
+    number = [units, tens, hundreds]
+    assert placed("rotary@coupled").index[0].tolist() == [*number, sign, *number, sign, *number, 1 + offset]
     digits = [1 + offset, 2 + offset, 3 + offset]
     assert placed("rotary@abacus").index[1].tolist() == [*digits, 0, *digits, 0, *digits, 4 + offset]
 

@@ -81,7 +81,7 @@ def test_a_unigram_count_is_measured_as_a_model_is(vocab_size: int) -> None:
     weights = torch.tensor([times[token] + len(times) / vocab_size for token in range(vocab_size)]).double()
     shares = weights / (900 + len(times))
 
-    class Counted(torch.nn.Module):
+    class CountingLosses(torch.nn.Module):
         def losses(self, ids: torch.Tensor, targets: torch.Tensor, positions: object) -> torch.Tensor:
             logits = shares.log().expand(*targets.shape, -1)
             return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
@@ -89,7 +89,7 @@ def test_a_unigram_count_is_measured_as_a_model_is(vocab_size: int) -> None:
     assert float(shares.sum()) == pytest.approx(1, abs=LOSS)
     for length in (5, 8, 42):
         assert count(training, held_out, vocab_size).unigram == pytest.approx(
-            losses_in_windows(Counted(), held_out, length).mean, abs=LOSS
+            losses_in_windows(CountingLosses(), held_out, length).mean, abs=LOSS
         )
 
 

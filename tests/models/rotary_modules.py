@@ -57,11 +57,12 @@ class Outcome:
 # ---------------------------------------------------------------------- finding them
 
 
-def folders() -> list[str]:
+@cache
+def folders() -> tuple[str, ...]:
     """The model folders that define a rotary module, by name, without importing them."""
     files = sorted(_models().glob("*/modeling_*.py"))
     defined = re.compile(r"^class \w*(Rotary|Rope|RoPE)\w*\(", re.MULTILINE)
-    return [path.parent.name for path in files if defined.search(path.read_text()) and _is_main(path)]
+    return tuple(path.parent.name for path in files if defined.search(path.read_text()) and _is_main(path))
 
 
 def _models() -> pathlib.Path:

@@ -12,7 +12,7 @@ import locant
 from locant import Positions, Rotary
 from locant.models import encoding_from_config, with_defaults
 from locant.models.config_values import HEADS, WIDTHS
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions import UnequalAngles
 from locant.probing.report import RotationReport
 from tests.models.configurations import ROTARY_KEYS
@@ -60,7 +60,7 @@ def test_every_rotary_module_of_a_folder_is_equal_or_raises_for_a_known_reason(f
 
 def sizes(case: Case) -> dict[str, Any]:
     """Return the keys that its configuration needs besides the defaults of its row: the sizes of the model."""
-    values, row = read(said(case))
+    values, row = read_config(said(case))
     kept = {"model_type", "layer_types", "per_layer_config", "num_hidden_layers", *SIZES, *row.attribute_map}
     kept |= {row.rotary_keys.head_dim_key} if row.head_dim_required else set()
     kept |= {key for key in values if key.startswith("memory_attention")}

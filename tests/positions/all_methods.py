@@ -11,7 +11,7 @@ from locant import PositionEncoding, Positions
 
 HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
 LENGTHS = (2, 3, 8, 9, 30, 51)
-"""In `tests/known_bugs`, a slow test of entry 37 takes fifty, for every encoding."""
+"""In `tests/known_bugs`, a slow test of entry 37 takes more, for every encoding."""
 
 
 class AllMethods(nn.Module):

@@ -31,11 +31,13 @@ from locant import (
     Sandwich,
     Sinusoidal,
     T5Bias,
+    XPos,
+    attend,
     encoding,
     scaling,
 )
 from locant.errors import LocantError, RangeError
-from locant.positions import abacus, coupled, randomized
+from locant.positions import Pairs, abacus, coupled, randomized
 from locant.positions.registry import encodings
 from locant.positions.scaling import Linear, LongRoPE, YaRN
 from tests.odd import FLAG, POSITIVE, REAL, parameters, require_refused
@@ -66,9 +68,9 @@ ENCODINGS = list(encodings().values())
 SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
 FACTORIES = [
     *(
-        WRAPPED.get(name, one)
-        for name, one in inspect.getmembers(Positions, inspect.ismethod)
-        if name[0] != "_" and name != "from_fields"  # the others call it
+        WRAPPED.get(name, getattr(Positions, name))
+        for name, one in sorted(vars(Positions).items())  # the values of old names would warn
+        if isinstance(one, classmethod) and name[0] != "_" and name != "from_fields"  # the others call it
     ),
     Positions.arange(4).shard, Positions.arange(4).shard_slots, abacus, coupled, randomized,
 ]  # fmt: skip
@@ -265,3 +267,25 @@ def test_sizes_that_a_graph_keeps_open_stay_open() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
     graph = torch.export.export(Counting(), (ids,), dynamic_shapes=sizes, strict=False)
     assert graph.module()(torch.zeros(5, 4, dtype=torch.long)).tolist() == [[0, 1, 2, 3]] * 5
+
+
+SMALL = {"original_max_seq_len": 64, "factor": 4}
+WITH_INTEGERS: dict[str, Callable[[], object]] = {
+    "LongRoPE": lambda: Rotary(4, scaling=scaling.LongRoPE(short_factor=[1, 2], long_factor=[2, 3], **SMALL)).cos_sin(
+        3
+    ),
+    "YaRN": lambda: Rotary(8, base=100, scaling=scaling.YaRN(**SMALL, beta_fast=32, beta_slow=1)).cos_sin(3),
+    "Llama3": lambda: Rotary(8, scaling=scaling.Llama3(**SMALL, low_freq_factor=1, high_freq_factor=4)).cos_sin(3),
+    "Pairs": lambda: Rotary(4, pairs=Pairs(dims=[(0, 1), (2, 3)], inv_freq=[1, 2])).cos_sin(3),
+    "ALiBi": lambda: ALiBi(2, slopes=[1, 2]).matrix(2),
+    "Fire": lambda: Fire(2, c=1, threshold=512),
+    "XPos": lambda: XPos(8, base=100, gamma=1, scale_base=512).rotate(*torch.ones(2, 1, 1, 3, 8)),
+    "Sinusoidal": lambda: Sinusoidal(8, base=100, scale=1).vectors(3),
+    "attend": lambda: attend(*torch.ones(3, 1, 1, 3, 8), scale=1, softcap=5, dropout_p=0),
+}
+
+
+@pytest.mark.parametrize("name", WITH_INTEGERS)
+def test_an_integer_is_taken_where_a_float_is(name: str) -> None:
+    """The checks of shapes distinguish them, so this test needs these checks."""
+    assert WITH_INTEGERS[name]() is not None

@@ -56,15 +56,18 @@ def test_abacus_counts_digits_within_their_numbers(offset: int) -> None:
 
 
 def test_coupled_digits_share_an_index_by_their_significance() -> None:
-    for digits, start, reverse in itertools.product([[3, 2, 4], [1, 1, 1], [2, 5, 1, 5]], [1, 9], [True, False]):
+    written = itertools.product([[3, 2, 4], [1, 1, 1], [2, 5, 1, 5]], [1, 9], [True, False], [True, False])
+    for digits, start, reverse, reverse_operands in written:
         *operands, result = digits
         units = start + max(operands)
         expected: list[int] = []
         for count in operands:
-            expected += [units - significance for significance in reversed(range(count))] + [units + 1]
+            of_operand = [units - significance for significance in range(count)]
+            expected += [*(of_operand if reverse_operands else of_operand[::-1]), units + 1]
         of_result = [units - significance for significance in range(result)]
         expected += of_result if reverse else of_result[::-1]
-        assert coupled(digits, start=start, reverse=reverse).index.tolist() == [expected]
+        options = {"reverse": reverse, "reverse_operands": reverse_operands}
+        assert coupled(digits, start=start, **options).index.tolist() == [expected]
     rows = coupled([[3, 2, 4], [1, 1, 1]])
     assert rows.document[1].tolist() == [0] * 5 + [-1] * 6
     assert torch.equal(rows.mask(window=4), Positions.packed([[11], [5]]).mask(window=4))

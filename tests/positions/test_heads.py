@@ -33,5 +33,5 @@ def test_heads_are_counted_without_comparing_ranges(heads: range) -> None:
     """`torch.compile` of ALiBi, T5 and KERPLE ended in an error of the compiler with torch 2.9."""
     mine: Any = Uncomparable(heads)
     held = Heads(4, mine)
-    assert [held.number(place) for place in range(len(heads))] == [*heads]
-    assert [held.here(number) for number in heads] == [*range(len(heads))]
+    assert [held.to_global(place) for place in range(len(heads))] == [*heads]
+    assert [held.to_local(number) for number in heads] == [*range(len(heads))]

@@ -80,7 +80,7 @@ def test_the_reading_that_undoes_a_lie_is_tried_and_computes_what_the_truth_comp
         assert torch.equal(wrong, logits(true))
     elif name not in ("gguf-window-128", "window-lost"):  # which longer texts show
         assert not torch.allclose(wrong, logits(true), atol=LOGITS)
-    with subject.read_as(reading):
+    with subject.apply(reading):
         assert torch.allclose(logits(subject.model), logits(true), atol=LOGITS)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
-from locant.report.benchmarks import print_recorded, recorded, table
+from locant.report.benchmarks import print_recorded, read_benchmarks, table
 from tests.refusal import refuses
 
 ROW = {"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5, "megabytes": None}
@@ -32,9 +32,9 @@ def test_a_table_has_every_ratio_under_its_question() -> None:
 
 
 def test_all_or_some_benchmarks_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_recorded(recorded(places=[folder]))
+    print_recorded(read_benchmarks(places=[folder]))
     assert capsys.readouterr().out.count("torch 2.13.0, 2 threads, Python 3.11.7") == 2
-    windows = recorded(["windows"], [folder])
+    windows = read_benchmarks(["windows"], [folder])
     assert windows == {"cpu": {"windows": {**PART, "rows": [SLOW]}}}
     print_recorded(windows)
     assert capsys.readouterr().out.startswith("windows on cpu (torch 2.13.0, 2 threads, Python 3.11.7)\n\na copy\n")
@@ -42,9 +42,9 @@ def test_all_or_some_benchmarks_are_shown(folder: Path, capsys: pytest.CaptureFi
 
 def test_a_name_without_measurements_is_refused(folder: Path) -> None:
     with refuses(InputError, "'speed'", "rotary, windows", "locant bench rotary"):
-        recorded(["speed"], [folder])
+        read_benchmarks(["speed"], [folder])
 
 
 def test_no_measurements_at_all_are_refused(tmp_path: Path) -> None:
     with refuses(InputError, "no recorded measurements", "make bench"):
-        recorded(places=[tmp_path, tmp_path / "nowhere"])
+        read_benchmarks(places=[tmp_path, tmp_path / "nowhere"])

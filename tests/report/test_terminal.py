@@ -82,6 +82,15 @@ def test_it_fits_the_width_uncut_and_without_colours(
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(("width", "same"), [(0, 80), (1, 60), (20, 60)])
+@pytest.mark.parametrize("name", PRINTED)
+def test_no_width_hides_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, width: int, same: int
+) -> None:
+    text = printed(monkeypatch, capsys, PRINTED[name], width)
+    assert text == printed(monkeypatch, capsys, PRINTED[name], same) != ""
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_list_says_everything_of_every_encoding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int

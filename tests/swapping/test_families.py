@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -91,17 +92,21 @@ some_and_all = pytest.mark.parametrize(
 @some_and_all
 @pytest.mark.filterwarnings("ignore")
 def test_every_model_class_keeps_its_bits_under_every_scaling(classes: Callable[[], list[Family]]) -> None:
-    """Where `transformers` can build and run it so, and locant reads that configuration."""
+    """If `transformers` can build and run it so, and locant reads that configuration.
+
+    One of each code has two of the scalings, in turn. The sweep has all scalings of all classes.
+    """
     found: dict[str, dict[str, dict[int, float]]] = {scaling: {} for scaling in SCALINGS}
+    every = itertools.cycle(SCALINGS)
     for family in classes():
         with suppress(Exception):  # no rotary positions
             model = tiny(family)
             rotary_points(model, angles="float32")
-            for scaling, of_families in found.items():
+            for scaling in SCALINGS if classes is families else itertools.islice(every, 2):
                 with suppress(Exception):  # a class that knows no such scaling
-                    of_families[family.id] = differences(scaled(model, scaling), BESIDE_16)
+                    found[scaling][family.id] = differences(scaled(model, scaling), BESIDE_16)
     assert not {name: each for of_families in found.values() for name, each in of_families.items() if each}
-    assert min(map(len, found.values())) >= (100 if classes is families else 40)
+    assert min(map(len, found.values())) >= (100 if classes is families else 15)
 
 
 @some_and_all

@@ -14,7 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import locant
@@ -311,11 +317,36 @@ def test_it_is_saved_with_the_model_and_loaded(tmp_path: Path, plan: dict[str, A
     again = load_swapped(tmp_path)
     assert again.config.locant == model.config.locant
     assert torch.equal(again(ids()).logits, model(ids()).logits)
-    for load in (AutoModelForCausalLM.from_pretrained, LlamaForCausalLM.from_pretrained):
-        with pytest.raises(ValueError, match=r'attn_implementation="locant\.checkpoints\.load_swapped"'):
-            load(tmp_path)
-    with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped"):  # as that error suggests
-        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+
+
+EAGER = {"attn_implementation": "eager"}
+
+
+@pytest.mark.parametrize("options", [{}, EAGER, {**EAGER, "experts_implementation": "eager"}])
+@pytest.mark.parametrize("cls", [AutoModel, AutoModelForCausalLM, LlamaForCausalLM])
+def test_transformers_alone_does_not_load_it_without_its_encoding(
+    saved: Path, tmp_path: Path, cls: Any, options: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match=r"encodings of locant, load it with locant\.checkpoints\.load_swapped"):
+        cls.from_pretrained(saved, **options)
+    config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    del config["fusion_config"]  # older releases do not read it
+    folder = Path(shutil.copytree(saved, tmp_path / "older"))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if len(options) < 2:
+        with pytest.raises(ValueError, match=r'implementation="locant\.checkpoints\.load_swapped"'):
+            cls.from_pretrained(folder, **options)
+
+
+def test_fusions_of_the_model_are_kept(tmp_path: Path) -> None:
+    model = tiny(LLAMA)
+    model.config.fusion_config = fusions = {"patch_embeddings": False}
+    with locant.swap(model, locant.ALiBi(4)):
+        model.save_pretrained(tmp_path)
+    assert model.config.fusion_config == fusions
+    again = load_swapped(tmp_path)
+    assert again.config.fusion_config.items() > fusions.items()
+    assert torch.equal(again(ids()).logits, load_swapped(tmp_path)(ids()).logits)
 
 
 LOAD = """
@@ -334,24 +365,29 @@ assert "locant" not in sys.modules
 def test_transformers_alone_refuses_it_by_the_name_of_what_loads_it(saved: Path, cls: str) -> None:
     done = subprocess.run([sys.executable, "-c", LOAD.format(cls=cls), saved], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert 'attn_implementation="locant.checkpoints.load_swapped"` is not supported' in done.stdout
+    assert "this folder has encodings of locant, load it with locant.checkpoints.load_swapped" in done.stdout
 
 
 OLD_SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 
 
-def test_a_folder_of_an_earlier_version_is_loaded(saved: Path, tmp_path: Path) -> None:
-    """It named a sentence as its attention function."""
+ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
+OLD_NAMES = ("locant.checkpoints.load_swapped", OLD_SENTENCE)
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_a_folder_of_an_earlier_version_is_loaded(saved: Path, tmp_path: Path, name: str) -> None:
+    """It named a sentence, or what loads it, as its attention function, and nothing else."""
     folder = Path(shutil.copytree(saved, tmp_path / "old"))
-    text = (folder / "config.json").read_text(encoding="utf-8")
-    assert text.count('"locant.checkpoints.load_swapped"') == 2
-    (folder / "config.json").write_text(text.replace("locant.checkpoints.load_swapped", OLD_SENTENCE))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["fusion_config"], config["experts_implementation"]
+    (folder / "config.json").write_text(json.dumps({**config, **dict.fromkeys(ATTENTION_KEYS, name)}))
     assert torch.equal(load_swapped(folder)(ids()).logits, load_swapped(saved)(ids()).logits)
-    with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped\(folder\)"):
+    with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped"):
         AutoModelForCausalLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("name", ["locant.checkpoints.load_swapped", OLD_SENTENCE])
+@pytest.mark.parametrize("name", OLD_NAMES)
 def test_a_folder_without_its_entry_is_not_sent_back_to_transformers(saved: Path, tmp_path: Path, name: str) -> None:
     """Which would send the caller to `load_swapped` again."""
     config = json.loads((saved / "config.json").read_text(encoding="utf-8"))

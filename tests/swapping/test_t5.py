@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5 import modeling_t5
 
 import locant
-from locant.attention.choice import SMALL
+from locant.attention.choice import FAST_MATRIX_SCORES
 from locant.checkpoints import load_swapped
 from locant.errors import InputError, RangeError
 from locant.positions import Positions
@@ -116,7 +116,7 @@ def gradients(model: Any) -> list[Tensor]:
 @torch.no_grad()
 def test_long_rows_need_no_matrix_of_heads_queries_and_keys() -> None:
     encoder = T5EncoderModel(model_of().config).eval()
-    length = math.isqrt(SMALL // HEADS) + 9
+    length = math.isqrt(FAST_MATRIX_SCORES // HEADS) + 9
     tokens = 3 + torch.arange(length)[None] % 90
     with Largest() as before:
         expected = encoder(tokens).last_hidden_state

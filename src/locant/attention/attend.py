@@ -12,14 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import flag, real
+from locant.arguments import Real, flag, real
 from locant.attention.backends.dense import eager_attention, sdpa_attention
 from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.tiled import tiled_attention
 from locant.attention.choice import BackendName, choose_backend
 from locant.attention.inputs import (
-    Attended,
     AttentionInputs,
+    AttentionResult,
     check_scale,
     check_sinks,
     check_softcap,
@@ -47,32 +47,32 @@ LogSumExp = Float[Tensor, "batch heads query"]
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[True], return_lse: Literal[False] = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[False] = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., rotate: bool = ...,
     positions: OptionalPositions = ..., k_positions: OptionalPositions = ..., causal: bool = ...,
-    window: int | None = ..., dropout_p: float = ..., scale: float | None = ..., sinks: Tensor | None = ...,
-    softcap: float | None = ..., backend: BackendName = ...,
+    window: int | None = ..., dropout_p: Real = ..., scale: Real | None = ..., sinks: Tensor | None = ...,
+    softcap: Real | None = ..., backend: BackendName = ...,
     return_weights: Literal[True], return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 def attend(
@@ -86,10 +86,10 @@ def attend(
     k_positions: OptionalPositions = None,
     causal: bool = True,
     window: int | None = None,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
+    dropout_p: Real = 0.0,
+    scale: Real | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
-    softcap: float | None = None,
+    softcap: Real | None = None,
     backend: BackendName = "auto",
     return_weights: bool = False,
     return_lse: bool = False,
@@ -113,14 +113,14 @@ def attend(
         rotate: whether the encoding rotates `q` and `k` first. Use it without a cache, because cached keys are already
             rotated.
         positions: the positions of the queries. They may be omitted for two or more queries with the same number of
-            keys, which can only be at 0, 1, 2, ... They may also be omitted without a causal mask, window and encoding,
-            because then nothing depends on them.
+            keys, because these can only be at 0, 1, 2, ... They may also be omitted without a causal mask, window and
+            encoding, because then nothing depends on them.
         k_positions: the positions of the keys, if they differ from the positions of the queries (a cache,
             cross-attention).
         causal: whether later tokens are hidden.
         window: width of a sliding window. Tokens that are `window` or more positions away are hidden.
         dropout_p: probability of dropping a weight. Use 0 unless training.
-        scale: a number that is not learned. Default: ``head_dim ** -0.5``.
+        scale: the factor of the products of queries and keys, which is not learned. Default: ``head_dim ** -0.5``.
         sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925). It acts as a key without
             a value: every query attends to it, and it takes weight from the other keys. A query without any key still
             gets zeros.
@@ -192,7 +192,7 @@ def _require_no_context_parallel() -> None:
         raise LocantError(got, remedy)
 
 
-def _attend_by_class(backend: BackendName, classes: Sequence[PairClass], inputs: AttentionInputs) -> Attended:
+def _attend_by_class(backend: BackendName, classes: Sequence[PairClass], inputs: AttentionInputs) -> AttentionResult:
     """Attend to each class of pairs with the rotation of that class, and merge the results by their log-sum-exps."""
     mask = inputs.mask
     if not mask.causal or mask.window is not None:
@@ -200,9 +200,9 @@ def _attend_by_class(backend: BackendName, classes: Sequence[PairClass], inputs:
         name = type(inputs.encoding).__name__
         got = f"got {what} with {name}, whose classes are classes of the pairs of a causal mask"
         raise LocantError(got, "use encoding.rotary instead")
-    by_rows: dict[int, list[Attended]] = {}
+    by_rows: dict[int, list[AttentionResult]] = {}
     for pairs in classes:
-        q, k = pairs.rotated(inputs.q, inputs.k)
+        q, k = pairs.rotate(inputs.q, inputs.k)
         v = inputs.v[:, :, slice(*pairs.columns)]
         mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
         class_inputs = dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
@@ -215,7 +215,7 @@ def _attend_by_class(backend: BackendName, classes: Sequence[PairClass], inputs:
     return concatenate([_merge_classes(parts) for parts in by_rows.values()], dim=2)
 
 
-def _merge_classes(parts: Sequence[Attended]) -> Attended:
+def _merge_classes(parts: Sequence[AttentionResult]) -> AttentionResult:
     """Merge the outputs over the keys of each class into one output."""
     if len(parts) == 1:
         return parts[0]
@@ -223,10 +223,10 @@ def _merge_classes(parts: Sequence[Attended]) -> Attended:
     weighted = list(zip(parts, fractions, strict=True))
     y = torch.stack([part.y * fraction for part, fraction in weighted]).sum(0)
     weights = [part.weights * fraction for part, fraction in weighted if part.weights is not None]
-    return Attended(y.to(parts[0].y.dtype), lse, torch.stack(weights).sum(0) if weights else None)
+    return AttentionResult(y.to(parts[0].y.dtype), lse, torch.stack(weights).sum(0) if weights else None)
 
 
-def _run_backend(backend: BackendName, inputs: AttentionInputs) -> Attended:
+def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:
     choice = choose_backend(backend, inputs)
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
     if choice.method is not None and not eager and all(x.numel() for x in (inputs.q, inputs.k, inputs.v)):
@@ -236,15 +236,15 @@ def _run_backend(backend: BackendName, inputs: AttentionInputs) -> Attended:
         return _attend_without_keys(inputs)
     if eager:
         return eager_attention(inputs)
-    return flex_attention(inputs) if choice.name == "flex" else Attended(sdpa_attention(inputs))
+    return flex_attention(inputs) if choice.name == "flex" else AttentionResult(sdpa_attention(inputs))
 
 
-def _add_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> Attended:
-    """Add a sink, which takes its share of every query's weights and adds nothing to the output."""
+def _add_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> AttentionResult:
+    """Add a sink. It takes its share of every query's weights and adds nothing to the output."""
     (share, _), lse = shares([lse, sinks[None, :, None].expand_as(lse)])
     is_plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transforming())
     scaled = y.mul_(share) if is_plain else (y * share).to(y.dtype)  # in place: nothing else uses this y
-    return Attended(scaled, lse, None if weights is None else weights * share)
+    return AttentionResult(scaled, lse, None if weights is None else weights * share)
 
 
 def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
@@ -259,12 +259,12 @@ def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _attend_without_keys(inputs: AttentionInputs) -> Attended:
-    """Return zeros if there are no keys. They are sums over no elements, so that every input gets a gradient."""
+def _attend_without_keys(inputs: AttentionInputs) -> AttentionResult:
+    """Return zeros if there are no keys. The zeros are sums over no elements, so that every input gets a gradient."""
     q, wide = inputs.q, torch.promote_types(inputs.q.dtype, torch.float32)
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
     bias = None if inputs.k.shape[2] or inputs.bias is None else inputs.bias.dense()
     for x in (q[:, :, :0], inputs.k, inputs.v, *([] if bias is None else [bias])):
         y = y + x.sum().to(q.dtype)
     lse = q.new_full(q.shape[:3], float("-inf"), dtype=wide) if inputs.needs_lse else None
-    return Attended(y, lse, q.new_zeros(*q.shape[:3], 0, dtype=wide) if inputs.return_weights else None)
+    return AttentionResult(y, lse, q.new_zeros(*q.shape[:3], 0, dtype=wide) if inputs.return_weights else None)

@@ -37,7 +37,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 
 class KVCache(Cache):
@@ -80,7 +80,7 @@ class KVCache(Cache):
 
     @property
     def positions(self) -> Positions:
-        """Return the positions of the cached tokens."""
+        """The positions of the cached tokens."""
         return Positions.arange(0) if self._positions is None else self._positions
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
@@ -246,7 +246,7 @@ class StaticKVCache(FixedCache):
 
     @property
     def positions(self) -> Positions:
-        """Return the positions of all slots."""
+        """The positions of all slots."""
         return Positions(self._index, self._document, None, 0, self.max_index, read=TokenFeatures(None, self._read))
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
@@ -256,8 +256,8 @@ class StaticKVCache(FixedCache):
         number of tokens. There torch's kernel stops at the first slot out of bounds.
         """
         self._require_tokens(k, v, positions)
-        if k.shape[2] > self.max_len or (readable(self._length) and len(self) + k.shape[2] > self.max_len):
-            tokens = f"{len(self)} and {k.shape[2]} more" if readable(self._length) else str(k.shape[2])
+        if k.shape[2] > self.max_len or (host_can_read(self._length) and len(self) + k.shape[2] > self.max_len):
+            tokens = f"{len(self)} and {k.shape[2]} more" if host_can_read(self._length) else str(k.shape[2])
             got = f"got {tokens} tokens for a cache of max_len={self.max_len}"
             raise RangeError(got, "use a larger max_len, or call clear()")
         slots = self._length + torch.arange(k.shape[2], device=k.device)

@@ -20,10 +20,10 @@ from locant.kernels.distance_attention import supports
 
 BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
 
-SMALL = 2**20
+FAST_MATRIX_SCORES = 2**20
 """The number of scores, over all heads, below which a matrix for mask and bias is faster than no matrix."""
 
-LARGE = 2**28
+MAX_MATRIX_SCORES = 2**28
 """The number of scores above which a compiled graph on an accelerator uses many tiles instead of a large matrix."""
 
 
@@ -80,15 +80,17 @@ def _choose(inputs: AttentionInputs) -> BackendChoice:
     can_use_flex = on_cuda and flex_obstacle is None
     if can_use_flex and inputs.bias is not None and inputs.q.dtype.itemsize == 2:
         return BackendChoice("flex", "the bias stays in float32 with 16-bit queries")
-    if inputs.num_scores < SMALL and fused:
+    if inputs.num_scores < FAST_MATRIX_SCORES and fused:
         return BackendChoice("sdpa", "mask and bias are small")
-    if inputs.num_scores < SMALL and not (inputs.is_decoding and tiled.choose_method(inputs).name == "table"):
+    if inputs.num_scores < FAST_MATRIX_SCORES and not (
+        inputs.is_decoding and tiled.choose_method(inputs).name == "table"
+    ):
         what = "softcap" if inputs.softcap is not None else "the log-sum-exp"
         return BackendChoice("eager", f"fused kernels do not support {what}, and there are few scores")
     if can_use_flex:
         return BackendChoice("flex", "the bias goes into the kernel as a function")
     method = tiled.choose_method(inputs)
-    fits_memory = inputs.q.device.type == "cpu" or inputs.num_scores <= LARGE
+    fits_memory = inputs.q.device.type == "cpu" or inputs.num_scores <= MAX_MATRIX_SCORES
     if method.name == "tiles" and torch.compiler.is_compiling() and fits_memory:
         reason = "each tile would be compiled separately, and again for every length"
         return BackendChoice("sdpa" if fused else "eager", reason)

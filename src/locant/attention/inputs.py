@@ -1,4 +1,4 @@
-"""`AttentionInputs`: the checked arguments of `attend`, as backends get them. `Attended`: the result of a backend.
+"""`AttentionInputs`: the checked arguments of `attend`, for backends. `AttentionResult`: the result of a backend.
 
 The arguments of `attend` are checked here before anything is computed, because errors of torch's kernels do not state
 the cause.
@@ -7,8 +7,8 @@ Values at padding may be anything, including NaN in uninitialised memory. A weig
 does not hide NaN or infinity, in the output or in gradients. So backends use the result of `without_padding`, in which
 queries, keys and values are zeros at padding. The gradients at padding are exactly zero. This costs a copy of each
 tensor if there is padding. On a device and in compiled code it costs a copy if there may be padding, because the
-positions are not read. Other strides give other last bits. So with documents all tensors have the memory order of
-copies.
+positions are not read. Strides affect the last bits of results. So if there are documents, all tensors get the memory
+order of such copies.
 
 Decoding is the exception, because a copy of a cache's keys would take ten times as long as the attention of one query.
 So keys and values are not copied in calls without gradients and with 16 or more keys per query. `KVCache` stores zeros
@@ -49,7 +49,7 @@ DENSE = {
 """The remedy for masked and nested tensors: how to make them dense."""
 
 
-class Attended(NamedTuple):
+class AttentionResult(NamedTuple):
     """The result of a backend."""
 
     y: Float[Tensor, "batch heads query value_dim"]
@@ -60,12 +60,12 @@ class Attended(NamedTuple):
     """The weights before dropout, in float32 at least, if `return_weights` is set."""
 
 
-def concatenate(parts: Sequence[Attended], dim: int) -> Attended:
+def concatenate(parts: Sequence[AttentionResult], dim: int) -> AttentionResult:
     """Concatenate the results for several rows, or for several groups of queries."""
     if len(parts) == 1:
         return parts[0]
     y, *others = ([x for x in each if x is not None] for each in zip(*parts, strict=True))
-    return Attended(torch.cat(y, dim), *(torch.cat(each, dim) if each else None for each in others))
+    return AttentionResult(torch.cat(y, dim), *(torch.cat(each, dim) if each else None for each in others))
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ class AttentionInputs:
 
     @property
     def num_scores(self) -> int:
-        """Return the number of scores, over all rows and heads."""
+        """The number of scores, over all rows and heads."""
         return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
 
     @property
     def is_grouped(self) -> bool:
-        """Return whether several query heads share a key head."""
+        """Whether several query heads share a key head."""
         return self.q.shape[1] != self.k.shape[1]
 
     @property
     def bias(self) -> ScoreBias | None:
-        """Return the encoding's bias on the scores. The encoding is called once."""
+        """The encoding's bias on the scores. The encoding is called once."""
         if self.encoding is None:
             return None
         memo = self._memo
@@ -106,7 +106,8 @@ class AttentionInputs:
 
     @property
     def _memo(self) -> dict[str, Any]:
-        # `functools.cached_property` has a lock that the compiler cannot trace. A graph computes the bias once anyway.
+        # In Python 3.11, `functools.cached_property` has a lock that the compiler cannot trace. A graph computes the
+        # bias once anyway.
         return {} if torch.compiler.is_compiling() else vars(self)
 
     def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
@@ -122,7 +123,7 @@ class AttentionInputs:
             vars(inputs)["asked"] = same_bias
         return inputs
 
-    def capped(self, scores: Tensor) -> Tensor:
+    def cap_scores(self, scores: Tensor) -> Tensor:
         """Bound scaled scores to ``-softcap`` and ``softcap``, before a bias is added."""
         return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
 
@@ -134,28 +135,28 @@ class AttentionInputs:
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        """Return all tensors that the result depends on."""
+        """All tensors that the result depends on."""
         return self.q, self.k, self.v, *(() if self.bias is None else (x for x in self.bias.sources if x is not None))
 
     @property
     def needs_gradient(self) -> bool:
-        """Return whether ``backward`` may be called on the result."""
+        """Whether ``backward`` may be called on the result."""
         return torch.is_grad_enabled() and any(x.requires_grad or hides_gradient(x) for x in self.sources)
 
     @property
     def is_transformed(self) -> bool:
-        """Return whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
+        """Whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
         return is_differentiated(*self.sources)
 
     def without_padding(self) -> AttentionInputs:
         """Return inputs with zeros at padding. In decoding, keys and values stay as they are."""
-        return self.in_order().cleared()
+        return self.with_padding_order().with_zero_padding()
 
-    def in_order(self, is_decoding: bool | None = None) -> AttentionInputs:
-        """Return inputs in the memory order that copies with zeros at padding have, if there are documents."""
+    def with_padding_order(self, is_decoding: bool | None = None) -> AttentionInputs:
+        """Return inputs in the memory order of copies with zeros at padding, if there are documents."""
         return self._replace_if_documents(lambda _, x: x.contiguous(), is_decoding)
 
-    def cleared(self, is_decoding: bool | None = None) -> AttentionInputs:
+    def with_zero_padding(self, is_decoding: bool | None = None) -> AttentionInputs:
         """Return inputs with zeros at padding, in any memory order."""
         return self._replace_if_documents(lambda positions, x: zero_padding(positions, x)[0], is_decoding)
 
@@ -172,7 +173,7 @@ class AttentionInputs:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
+        """Whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
 
         This depends on shapes and on which tensors need a gradient, so that compiled code does not read values.
         """
@@ -209,7 +210,7 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise unless the shapes, dtypes and devices of queries, keys and values fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         require_tensor(name, x)
-        if (kind := _unusual(x)) is not None:
+        if (kind := _non_dense_kind(x)) is not None:
             raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
@@ -230,7 +231,7 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
         raise ShapeError(f"{got}, {expected}", "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()")
 
 
-def _unusual(x: Tensor) -> str | None:
+def _non_dense_kind(x: Tensor) -> str | None:
     """Return the kind of a tensor that is not dense, or ``None`` if it is dense."""
     if isinstance(x, MaskedTensor):
         return "masked"

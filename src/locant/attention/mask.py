@@ -21,11 +21,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from locant.kernels.transforms import is_dispatch_mode_active
 from locant.positions import Positions
 from locant.positions.documents import PADDING
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 BLOCK = 128
 """Tokens in a block of queries or keys: FlexAttention's default."""
-SHORTEST = 128
+MIN_DOCUMENT_LENGTH = 128
 """The smallest average length of packed documents. For shorter documents, tiles of queries need fewer calls."""
 FAR = 2**40
 """A number greater than every index and document number. The bounds of a block without tokens are FAR and -FAR."""
@@ -62,12 +62,12 @@ class AttentionMask:
 
     @property
     def offset(self) -> int | None:
-        """Return the first query's index minus the first key's index, if both sides are known to count one by one."""
+        """The first query's index minus the first key's index, if both sides are known to count one by one."""
         return None if self.queries.start is None or self.keys.start is None else self.queries.start - self.keys.start
 
     @property
     def is_full(self) -> bool:
-        """Return whether every query is known to attend to every key."""
+        """Whether every query is known to attend to every key."""
         if self.offset is None or self.window is not None:
             return False
         if self.causal and self.offset < self.keys.seq_len - 1:  # noqa: SIM103  # symbolic comparisons are not bools
@@ -76,12 +76,12 @@ class AttentionMask:
 
     @property
     def is_causal(self) -> bool:
-        """Return whether the mask is known to be the lower triangle of a square, which fused kernels call causal."""
+        """Whether the mask is known to be the lower triangle of a square, which fused kernels call causal."""
         return self.causal and self.window is None and self._is_square and not self.is_full
 
     @property
     def is_plain(self) -> bool:
-        """Return whether fused kernels do not need a matrix for this mask. A single query counts as the last token."""
+        """Whether fused kernels do not need a matrix for this mask. A single query counts as the last token."""
         if self.offset is None or self.window is not None:
             return False
         return not self.causal or self._is_square or self.queries.seq_len <= 1
@@ -94,7 +94,7 @@ class AttentionMask:
 
     @property
     def skips_tokens(self) -> bool:
-        """Return whether a query is known to attend to a key while the query or a token between them is not a key.
+        """Whether a query is known to attend to a key while the query or a token between them is not a key.
 
         The result is ``False`` without a causal mask, because the keys may then belong to another sequence. The orders
         of a document's tokens are expected to count one by one. The result is known if both sides count one by one, and
@@ -108,7 +108,7 @@ class AttentionMask:
             end = keys.start + keys.seq_len
             first = max(queries.start, end)  # the first query that is not a key
             return first < queries.start + queries.seq_len and (window is None or first - end + 1 < window)
-        if not (readable(queries.index) and readable(keys.index)):
+        if not (host_can_read(queries.index) and host_can_read(keys.index)):
             return False
         rows = max(queries.batch, keys.batch)
         query_ids, document = _token_ids(queries).expand(rows, -1), queries.document.expand(rows, -1)
@@ -152,7 +152,7 @@ class AttentionMask:
         if self.offset is not None:
             first, last = self.distance_bounds(self.offset)
             low, high = keys - 1 - last, keys - 1 - first + self.queries.seq_len
-        elif readable(self.queries.index):
+        elif host_can_read(self.queries.index):
             allowed = self.queries.mask(self.keys, causal=self.causal, window=self.window)
             slots = allowed.any(0).any(1).flatten().nonzero()
             low, high = (int(slots[0]), int(slots[-1]) + 1) if len(slots) else (0, 0)
@@ -196,9 +196,9 @@ class AttentionMask:
     def block_mask(self) -> object:
         """Return FlexAttention's `BlockMask`. It is created once for all layers and kept as long as its positions.
 
-        If both sides count one by one, the `RECENT` latest masks are kept, because each layer's cache creates its own
-        positions. A compiled or captured graph does not keep masks, because later calls may have other positions in the
-        same memory.
+        If both sides count one by one, the `NUM_CACHED_MASKS` latest masks are kept, because each layer's cache creates
+        its own positions. A compiled or captured graph does not keep masks, because later calls may have other
+        positions in the same memory.
         """
         captures = self.queries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if torch.compiler.is_compiling() or captures:
@@ -242,14 +242,14 @@ class AttentionMask:
         [[Segment(length=200, is_document=True), Segment(length=300, is_document=True)]]
         """
         positions = self.queries
-        can_read = readable(positions.index) and bool(positions.index.numel())
+        can_read = host_can_read(positions.index) and bool(positions.index.numel())
         if self.k_positions is not None or positions.order_or_none is not None or not can_read:
             return None
         index, document = positions.index, positions.document
         first = torch.ones_like(document, dtype=torch.bool)
         first[:, 1:] = document.diff() != 0
         counts_on = (index.diff() == 1) | first[:, 1:] | (document[:, 1:] == PADDING)
-        if int(first.sum()) * SHORTEST > document.numel() or not bool(counts_on.all()):
+        if int(first.sum()) * MIN_DOCUMENT_LENGTH > document.numel() or not bool(counts_on.all()):
             return None
         rows_are_equal = bool((document == document[:1]).all())
         rows = [_segments(document[row], first[row]) for row in range(1 if rows_are_equal else positions.batch)]
@@ -289,13 +289,13 @@ def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: 
     return max(first, same) if causal else first, last
 
 
-RECENT = 16
+NUM_CACHED_MASKS = 16
 """The number of block masks kept for tokens that count one by one. A mask for 131 072 tokens takes 12 MiB."""
 BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """The block masks for all other positions, by queries, keys and options."""
 
 
-@functools.lru_cache(maxsize=RECENT)
+@functools.lru_cache(maxsize=NUM_CACHED_MASKS)
 def _range_block_mask(
     start: int, queries: int, k_start: int, keys: int, causal: bool, window: int | None, device: torch.device,
     inference: bool,

@@ -15,7 +15,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
 from locant.spelling import dtype_name
-from locant.tensors import as_dtype, bounds, readable, require_tensor
+from locant.tensors import as_dtype, bounds, host_can_read, require_tensor
 
 Length = int | Int[Tensor, " batch"]
 """One length for all rows, or one for each row."""
@@ -36,7 +36,7 @@ class Cache:
 
     @property
     def _keys_and_values(self) -> tuple[Tensor, ...]:
-        """Return the memory of keys and values, or an empty tuple before the first token."""
+        """The memory of keys and values, or an empty tuple before the first token."""
         raise NotImplementedError
 
     def _with_new_dimensions(self, store: Tensor, new: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class FixedCache(Cache):
 
     @property
     def _stores(self) -> list[Tensor]:
-        """Return all memory of tokens, in dtypes that torch can copy."""
+        """All memory of tokens, in dtypes that torch can copy."""
         read = () if self._read is None else (self._read,)
         return [as_bytes(store) for store in (*self._keys_and_values, self._index, self._document, *read)]
 
@@ -200,14 +200,14 @@ def require_rows(rows: Any, held: int, device: torch.device) -> None:
 
 
 def check_lengths(length: Any, held: int | Tensor, batch: int, device: torch.device) -> Int[Tensor, " batch"]:
-    """Return the number of tokens to keep in every row. Raise if the host can read that a row has fewer."""
+    """Return the number of tokens to keep in every row. Raise if a row has fewer and the host can read this."""
     if isinstance(length, Tensor):
         require_numbers("length", length, batch, device)
         lengths = length
     else:
         length = whole("length", length, 0, MAX_INT32, remedy="pass the number of tokens to keep")
         lengths = torch.full((batch,), length, device=device)
-    if readable(lengths) and (isinstance(held, int) or readable(held)):
+    if host_can_read(lengths) and (isinstance(held, int) or host_can_read(held)):
         outside = (lengths < 0) | (lengths > held)
         if bool(outside.any()):
             row = int(outside.nonzero()[0, 0])

@@ -35,7 +35,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
 from locant.spelling import dtype_name
-from locant.tensors import bounds, readable, require_tensor
+from locant.tensors import bounds, host_can_read, require_tensor
 
 
 class PagedKVCache(FixedCache):
@@ -191,7 +191,7 @@ class PagedKVCache(FixedCache):
         # The row with the most tokens in a block keeps it.
         has_priority = (difference > 0) | ((difference == 0) & (row_ids < row_ids[:, None]))
         needs_copy = (cached % self.block_size != 0) & (is_shared & has_priority).any(1)
-        self._require_free(free[needs_copy] if readable(free) else free, table)
+        self._require_free(free[needs_copy] if host_can_read(free) else free, table)
         targets = torch.where(needs_copy, free, self.num_blocks)
         for store in self._stores:
             store.index_copy_(0, targets, store.index_select(0, blocks.clamp(min=0)))
@@ -201,7 +201,7 @@ class PagedKVCache(FixedCache):
         """Return the slot of every new token in the pool, counted over all blocks."""
         slots = cached[:, None] + real.cumsum(1) - 1
         blocks = table.gather(1, torch.where(real, slots // self.block_size, 0))
-        if readable(blocks) and bool((missing := (blocks < 0) & real).any()):
+        if host_can_read(blocks) and bool((missing := (blocks < 0) & real).any()):
             row = int(missing.any(1).nonzero()[0, 0])
             raise RangeError(f"got -1 in row {row} of table for its new tokens", "put a free block there")
         _require_own_blocks(table, torch.where(real, blocks, -1))
@@ -210,7 +210,7 @@ class PagedKVCache(FixedCache):
 
     def _require_free(self, free: Tensor, table: Tensor) -> None:
         """Raise, on a CPU, unless the blocks to write to exist, differ from each other, and are not in `table`."""
-        if not (readable(free) and readable(table)):
+        if not (host_can_read(free) and host_can_read(table)):
             return
         is_used = torch.isin(free, table) | (free < 0) | (free >= self.num_blocks)
         is_used |= (free[:, None] == free).sum(1) > 1
@@ -227,7 +227,7 @@ class PagedKVCache(FixedCache):
 
     def _require_within(self, table: Tensor, cached: Tensor, lengths: Tensor) -> None:
         """Raise, on a CPU, unless all blocks exist and rows fit into their tables."""
-        if not (readable(table) and readable(lengths) and len(lengths)):
+        if not (host_can_read(table) and host_can_read(lengths) and len(lengths)):
             return
         low, high = bounds(table)
         if low is not None and high is not None and not -1 <= low <= high < self.num_blocks:
@@ -241,7 +241,7 @@ class PagedKVCache(FixedCache):
 
 def _require_own_blocks(table: Tensor, written: Int[Tensor, "batch new"]) -> None:
     """Raise, on a CPU, if two tokens would use one slot. `written` is the block of each token, -1 at padding."""
-    if not readable(table):
+    if not host_can_read(table):
         return
     blocks = table.sort(1).values
     is_repeated = (blocks[:, 1:] == blocks[:, :-1]) & (blocks[:, 1:] >= 0)

@@ -26,7 +26,7 @@ from locant.files import NewFile, flush, new_folder, require_new
 from locant.spelling import dtype_name
 
 INDEX = "model.safetensors.index.json"
-WHOLE = ("model.safetensors", "adapter_model.safetensors")
+WEIGHT_FILES = ("model.safetensors", "adapter_model.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes of tables that need no conversion before computation, by their names in safetensors."""
 LONGEST_NAME = 255
@@ -63,7 +63,7 @@ class Header:
 def read_headers(folder: Path) -> dict[str, Header]:
     """Return the header of each safetensors file by file name.
 
-    Raise `InputError` if the index does not match the headers.
+    Raise `InputError` if weights are missing, pickled or damaged, or if the index does not match the headers.
     """
     headers = {name: read_header(folder / name) for name in _weight_files(folder)}
     if (folder / INDEX).exists():
@@ -101,11 +101,12 @@ def read_header(path: Path) -> Header:
 class TensorFolder:
     """The tensors of a folder by name, mapped into memory. A file is opened when one of its tensors is requested.
 
-    A mapped tensor is private: changes to it stay in this process. It does not share its storage, so saving it saves
-    no other tensor.
+    A mapped tensor is private, so changes to it stay in this process. It does not share its storage, so saving it does
+    not save other tensors.
 
     Raises:
-        InputError: the path is not a folder, or the folder has no safetensors or an invalid index.
+        InputError: the path is not a folder, or the folder has no safetensors, damaged safetensors, both a whole
+            checkpoint and an index, or an invalid index.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -144,11 +145,15 @@ class TensorFolder:
             raise InputError(got, "use the index and the files of one checkpoint")
         return self._entries[file][name]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self.entry(name).shape
+
     def tensor(self, name: str) -> Tensor:
         """Return the tensor, mapped into memory.
 
         Raises:
-            InputError: the dtype does not allow computation, as in quantised weights.
+            InputError: the dtype does not allow computation, as in quantised weights, or the file lacks the tensor.
         """
         entry = self.entry(name)
         dtype = DTYPES.get(entry.dtype)
@@ -166,7 +171,7 @@ class TensorFolder:
 
 
 def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of files other than weights and configuration: first the checkpoint's, then unrelated ones."""
+    """Return the names of the checkpoint's other files (not weights or configuration), and of unrelated files."""
     others = sorted(path for path in folder.iterdir() if path.name not in (CONFIG, *weights))
     belong = [
         path.name
@@ -186,7 +191,7 @@ def rewrite_folder(
     *,
     force: bool = False,
 ) -> Generator[Path, None, None]:
-    """Create a new folder with the files of weights that `write` writes, and copies of other files.
+    """Create a new folder with the weight files that `write` writes, and copies of other files.
 
     The folder gets its name when the block has ended and all files are on the disk.
     """
@@ -203,7 +208,7 @@ def rewrite_folder(
 
 
 def require_output(output: Path, *, force: bool) -> None:
-    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing a folder."""
+    """Raise `InputError` if the folder of a model cannot be written. `force` allows replacing the folder of a model."""
     if not (force and output.is_dir() and any(output.iterdir())):
         require_new(output)
     elif not (output / CONFIG).exists():
@@ -212,7 +217,7 @@ def require_output(output: Path, *, force: bool) -> None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    files = [name for name in (*WHOLE, INDEX) if (folder / name).exists()]
+    files = [name for name in (*WEIGHT_FILES, INDEX) if (folder / name).exists()]
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if len(files) > 1:
         got = f"got {folder} with {' and '.join(files)}, expected one of them"
@@ -222,7 +227,7 @@ def _weight_files(folder: Path) -> list[str]:
         save = "safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
         raise InputError(got, f"write the same weights as safetensors: model.save_pretrained(folder), or {save}")
     if not files:
-        raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "use a folder with safetensors")
+        raise InputError(f"got {folder} without {WEIGHT_FILES[0]} or {INDEX}", "use a folder with safetensors")
     return sorted(set(_weight_map(folder).values())) if files == [INDEX] else files
 
 
@@ -245,7 +250,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _require_index(folder: Path, headers: Mapping[str, Header]) -> None:
-    """Raise `InputError` if the index and the files do not agree, and so are not of the same checkpoint."""
+    """Raise `InputError` if the index and the files do not agree, because they then belong to different checkpoints."""
     in_index = set(_weight_map(folder).items())
     in_files = {(tensor.name, file) for file, header in headers.items() for tensor in header.tensors}
     if in_index != in_files:

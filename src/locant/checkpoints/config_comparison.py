@@ -1,7 +1,7 @@
-"""The comparison of two configurations: the positions at which their models differ, for each layer type.
+"""Compare two configurations, and find the positions at which their models differ, for each layer type.
 
-It is for a draft model and its target, a model before and after an extension of its context, or a copy with changed
-keys.
+The comparison is for a draft model and its target, a model before and after an extension of its context, or a copy with
+changed keys.
 """
 
 from __future__ import annotations

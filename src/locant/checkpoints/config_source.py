@@ -1,7 +1,7 @@
 """Load a configuration from a file, the folder of a model, or a name.
 
 A file is a ``config.json`` or Mistral's ``params.json``. A name is a preset, or an architecture or a class of an
-installed `transformers`. The last two mean their default configuration.
+installed `transformers`, whose default configuration is used.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from locant.arguments import short_repr
 from locant.checkpoints.mistral_params import PARAMS, config_of_params, is_params
 from locant.errors import InputError
 from locant.extras import is_installed, require
+from locant.gguf_file import find_gguf
 from locant.models.registry import presets
 
 CONFIG = "config.json"
-LARGEST = 2**28
+MAX_BYTES = 2**28
 ATTENTION = ("attn_implementation", "_attn_implementation")
 
 
 class Source(NamedTuple):
-    """A configuration, and a note on its origin if it does not belong to a published model."""
+    """A configuration, with a note on its origin if it does not belong to a published model."""
 
     config: Mapping[str, Any] | object
     note: str | None = None
 
 
 def find_source(source: str) -> Source:
-    """Return the configuration for a path or a name. A path comes first, then a preset, then a class of `transformers`.
+    """Return the configuration for a path or a name. Paths take precedence over presets, and presets over classes.
 
     >>> find_source("gpt2").config["n_positions"]
     1024
     """
-    if Path(source).exists() or source in presets():
+    if Path(source).exists() or source in presets() or (source and find_gguf(source) is not None):
         return Source(read_source(source))
     transformers = require("transformers", f"reading {short_repr(source)}, which is not a file, folder or preset,")
     config = default_config(source)
@@ -75,16 +76,20 @@ def default_config(name: str) -> object | None:
 def read_source(source: str | Path) -> dict[str, Any]:
     """Return the configuration at a path, or of a preset. An existing path takes precedence.
 
+    The configuration of a GGUF file is the one that `transformers` makes from its metadata.
+
     >>> read_source("gpt2")["n_positions"]
     1024
     """
     path = Path(source)
     if str(source) and path.is_dir():
-        path = next((path / name for name in (CONFIG, PARAMS) if (path / name).is_file()), path / CONFIG)
-        if not path.is_file():
-            raise InputError(
-                f"got the folder {source}, which holds no {CONFIG}", "pass the folder of a model, or a file"
-            )
+        path = next((path / name for name in (CONFIG, PARAMS) if (path / name).is_file()), path)
+    if str(source) and (gguf := find_gguf(path)) is not None:
+        from locant.checkpoints.gguf_model import load_gguf_config  # which needs torch
+
+        return json.loads(load_gguf_config(gguf).to_json_string())  # as save_pretrained would write it
+    if str(source) and path.is_dir():
+        raise InputError(f"got the folder {source}, which holds no {CONFIG}", "pass the folder of a model, or a file")
     if not path.is_file():
         return _preset(str(source))
     config = read_json(path)
@@ -92,11 +97,11 @@ def read_source(source: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise `InputError` if the file is missing or does not hold an object."""
+    """Return the object in a JSON file. Raise `InputError` if it is missing, too large, unreadable or not an object."""
     if not path.is_file():
         raise InputError(f"got no file {path}", "use the folder of a checkpoint, with its configuration")
-    if path.stat().st_size > LARGEST:
-        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"use a file of at most {LARGEST} bytes")
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"use a file of at most {MAX_BYTES} bytes")
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
@@ -114,7 +119,7 @@ def as_json(config: Mapping[str, Any]) -> str:
 
 
 def require_no_code(source: object, config: Mapping[str, Any]) -> None:
-    """Raise `InputError` if a configuration names code: files in its folder, or attention from a Hub repository.
+    """Raise `InputError` if a configuration refers to code: files in its folder, or attention from a Hub repository.
 
     `transformers` downloads such a repository and runs it if the package `kernels` is installed.
     """

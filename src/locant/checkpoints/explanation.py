@@ -30,7 +30,7 @@ from locant.models.config_values import (
     layer_types_in,
     sections_in,
 )
-from locant.models.encodings import encoding_from_config, layer_types, read_measurable
+from locant.models.encodings import encoding_from_config, layer_types, read_measurable, table_length
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.mixed_layers import ROTATION_KINDS
 from locant.models.registry import with_defaults
@@ -45,13 +45,13 @@ from locant.spelling import spell
 AXES = ("time", "rows", "columns")
 """The meaning of each axis of positions of images and video."""
 
-MOST = 10_000
-"""The largest number of listed layers. No published model has a tenth as many."""
+MAX_LAYERS = 10_000
+"""The largest number of layers that are listed. No published model has a tenth of this number."""
 
-MADE_FOR = 2048
+DEFAULT_LENGTH = 2048
 """The length to measure if a configuration has no length."""
 
-TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narrower than the layers come first
+TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # widths below the layers' come first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,11 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A configuration, explained.
+    """The explanation of a configuration.
 
     Args:
-        longest, trained: the longest sequence, and the longest sequence before it was extended, if known.
+        longest, trained: the longest sequence, and the longest sequence before any extension, if known. Rows of a
+            table that are not positions do not count.
         layers: the layer types, with the encodings of the architecture.
         strip: every layer, from the first to the last. It is empty if the configuration does not state the number or
             order of the layers.
@@ -117,8 +118,8 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     """
     stated, architecture = read_measurable(config)
     full = with_defaults(config)
-    longest = _longest(full)
     named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
+    longest = table_length(named.values()) or _longest(full)
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     swapped = describe_layers(stated)
     return Explanation(
@@ -146,7 +147,7 @@ def _layers(
 ) -> Layers:
     rotary = None
     if isinstance(encoding, Rotary):
-        trained = trained_length(config, encoding) or longest or MADE_FOR
+        trained = trained_length(config, encoding) or longest or DEFAULT_LENGTH
         rotary = rotary_settings(encoding, longest or trained, trained)
     nope = type(encoding) is PositionEncoding
     return Layers(
@@ -161,16 +162,19 @@ def _layers(
 
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
-    """Build an encoding on the meta device. If ``rope_interleave`` names a layout, the encoding has this layout."""
-    with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
+    """Build the encoding of these layers on the meta device.
+
+    If the configuration has ``rope_interleave``, it decides the layout.
+    """
+    with torch.device("meta"), _SkipInitialization(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
 
 
-class _Unfilled(TorchFunctionMode):
-    """Skips the initialization of tables, because random numbers on the meta device make torch load its compiler.
+class _SkipInitialization(TorchFunctionMode):
+    """A mode without the initialization of tables, because random numbers on the meta device load torch's compiler.
 
-    It does not use `Weightless`, under which an architecture without a row could not be measured.
+    It does not use `Weightless`, because the measurement of an architecture without a row would fail in that mode.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -194,7 +198,7 @@ def _warnings(
     if rotary is not None:
         yield from _rotary_warnings(rotary, config, architecture)
         yield from _axis_warnings(config, encoding)
-    if not architecture.rotary_keys.latent:  # rows with latent attention have their own warning
+    if not architecture.rotary_keys.latent:  # with latent attention, head_dim is only a part of the width
         yield from scale_warnings(config, encoding.head_dim if isinstance(encoding, Rotary) else None)
     if isinstance(encoding, Learned):
         rows = encoding.max_seq_len
@@ -262,7 +266,7 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
 
 
 def _axis_warnings(config: Config, encoding: PositionEncoding) -> Iterator[str]:
-    """Yield the number of pairs of each axis, if it differs from ``mrope_section``."""
+    """Yield a warning with the number of pairs of each axis, if these numbers differ from ``mrope_section``."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (
         not isinstance(encoding, Rotary)
@@ -352,7 +356,7 @@ class Layer:
 
 
 def _longest(config: Config) -> int | None:
-    """Return the longest sequence. The length of training (BLOOM, Qwen 1) is used if there is no other."""
+    """Return the longest sequence. If no other length is stated, it is the training length (BLOOM, Qwen 1)."""
     longest = integer_at(config, *LENGTHS)
     return integer_at(config, "seq_length") if longest is None else longest
 
@@ -368,14 +372,16 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     full = with_defaults(config)
     if isinstance(full.get("num_hidden_layers"), Mapping):  # one number for each of several parts (LXMERT)
         return ()
-    count = min(integer_at(full, *NUM_LAYERS) or 0, MOST)
+    count = min(integer_at(full, *NUM_LAYERS) or 0, MAX_LAYERS)
     kinds = layer_types(full)
     reaches = reach_by_layer(full, row, count)
     if kinds == ("encoder", "decoder"):
-        decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
+        decoder = min(integer_at(full, "num_decoder_layers") or count, MAX_LAYERS)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
     named = (
-        _rotary_by_layer(full, count) if kinds and set(kinds) <= set(ROTATION_KINDS) else layer_types_in(full)[:MOST]
+        _rotary_by_layer(full, count)
+        if kinds and set(kinds) <= set(ROTATION_KINDS)
+        else layer_types_in(full)[:MAX_LAYERS]
     )
     named = named or tuple(FULL if reach.window is None else SLIDING for reach in reaches)
     if kinds and (len(named) != count or not {*named} <= {*kinds}):

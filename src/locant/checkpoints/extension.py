@@ -1,4 +1,4 @@
-"""Extend the context of a model with rotary positions: the changed configuration and its effect.
+"""Change the configuration of a model with rotary positions for a longer context, and compute the effect.
 
 A scaling keeps the angles within the trained range. It does not guarantee that the model reads the longer context well.
 Measure how much is lost, and how much a short training recovers.
@@ -23,7 +23,7 @@ from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at, part_key
 from locant.models.encodings import layer_types, rotary_from_config, rotary_layer_types
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.registry import read_known
+from locant.models.registry import read_known_config
 from locant.models.rope_parameters import WEIGHTS, ropes_by_layer, write_scaling
 from locant.models.rotary_config import named_layout
 from locant.models.rotary_to_config import with_base
@@ -32,7 +32,7 @@ from locant.positions.scaling import EXTENDING, SCALINGS, LongRoPE, Scaling, Uns
 
 
 class LongFactors(NamedTuple):
-    """The divisor of each pair's frequency in LongRoPE, and a sentence about its origin."""
+    """The divisors of the pairs' frequencies in LongRoPE, and a sentence about the origin of the divisors."""
 
     values: tuple[float, ...]
     origin: str
@@ -94,31 +94,35 @@ def extend(
         method: one of `METHODS`.
         factors: long factors for ``longrope``, instead of the factors of YaRN's ramp.
 
+    Raises:
+        InputError: the model cannot be extended by this method.
+        RangeError: the method is unknown, or `to` does not exceed the trained length.
+
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]
     {'rope_type': 'linear', 'factor': 4.0}
     """
-    values, architecture = read_known(config)
+    values, architecture = read_known_config(config)
     _require_method(values, architecture, method)
     layer_type = _layers_to_change(values, architecture)
     layout = named_layout(values)  # converted weights may not have the layout of the architecture
     options: dict[str, Any] = {"layer_type": layer_type, "angles": "exact", "layout": layout, "for_all_layers": False}
     rotary = rotary_from_config(Rotary, values, **options)
-    trained = _trained(values, rotary)
+    trained = _require_trained_length(values, rotary)
     to = whole("the new length", to, 1, remedy=Remedy(to=4 * trained))
     if to <= trained:
         raise RangeError(f"got {to} tokens for a model of {trained}, expected more", Remedy(to=4 * trained))
     scaling = _scaling(method, rotary, trained, to / trained, architecture.rotary_keys.latent)
     if factors is not None and isinstance(scaling, LongRoPE):
         scaling = replace(scaling, long_factor=factors.values)
-    changed = _changed(values, architecture, layer_type, rotary, scaling, trained if method == "dynamic" else to)
+    changed = _changed_values(values, architecture, layer_type, rotary, scaling, trained if method == "dynamic" else to)
     after = rotary_from_config(Rotary, {**values, **changed}, **options)
     names = {key: architecture.attribute_map.get(key, key) for key in changed}
     return Extension(
         method=method,
         trained=trained,
         to=to,
-        config=_put_back(config, {names[key]: value for key, value in changed.items()}),
+        config=_with_values(config, {names[key]: value for key, value in changed.items()}),
         changed={names[key]: (values.get(key), value) for key, value in changed.items() if values.get(key) != value},
         layer_type=layer_type,
         rotary=(rotary.for_length(trained), after.for_length(to)),
@@ -127,7 +131,7 @@ def extend(
 
 
 def extension_path(source: str, *, to: int, method: str = "yarn", output: Path | None = None) -> Path:
-    """Return the path of the extended configuration: `output`, or ``NAME-METHOD-TOKENS.json`` in this folder."""
+    """Return the path of the extended configuration: `output`, or ``NAME-METHOD-TOKENS.json`` in the current folder."""
     name = Path(source).name.removesuffix(".json") or "config"
     path = Path(f"{name}-{method}-{to}.json") if output is None else output
     here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)
@@ -194,7 +198,7 @@ def _layers_to_change(config: Config, architecture: Architecture) -> str | None:
     return "full_attention"
 
 
-def _trained(config: Config, rotary: Rotary) -> int:
+def _require_trained_length(config: Config, rotary: Rotary) -> int:
     if not isinstance(rotary.scaling, Unscaled):
         name = type(rotary.scaling).__name__
         raise InputError(f"got a configuration that already has {name} scaling", "use it without its scaling")
@@ -213,7 +217,7 @@ def _scaling(method: str, rotary: Rotary, trained: int, factor: float, latent: b
     return replace(scaling, mscale=1.0, mscale_all_dim=1.0) if isinstance(scaling, YaRN) and latent else scaling
 
 
-def _changed(
+def _changed_values(
     config: Config, architecture: Architecture, layer_type: str | None, rotary: Rotary, scaling: Scaling, longest: int
 ) -> dict[str, Any]:
     """Return the new values of the keys that change, in the form of the configuration."""
@@ -230,7 +234,7 @@ def _changed(
         rope = ropes_by_layer(config, keys)  # the older form cannot express it
         lengths |= {"rope_scaling": None} if "rope_scaling" in config else {}
     if rope is None:
-        return {**_older_form(config, keys, written, base, layer_type), **lengths}
+        return {**_write_older_form(config, keys, written, base, layer_type), **lengths}
     inner: Mapping[str, Any] = rope if layer_type is None else rope[layer_type]
     new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
     new["rope_theta"] = base
@@ -252,7 +256,7 @@ def _reaches_other_layers(
     return written != {"rope_type": "default"} and any(kind.scaled for kind in others)
 
 
-def _older_form(
+def _write_older_form(
     config: Config, keys: RotaryKeys, written: Mapping[str, Any], base: float, layer_type: str | None
 ) -> dict[str, Any]:
     """Return `rope_scaling` and the base, or only the base if there is no scaling."""
@@ -265,7 +269,7 @@ def _older_form(
     return {"rope_scaling": {**written, **others}, **changes}
 
 
-def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) -> dict[str, Any]:
+def _with_values(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the whole configuration with these new values, in its text part if it has one."""
     to_dict = getattr(config, "to_dict", None)
     whole: Any = copy.deepcopy(to_dict() if callable(to_dict) else config)

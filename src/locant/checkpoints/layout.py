@@ -29,7 +29,7 @@ from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, Config, integer, integer_at, layer_types_in, per_layer_configs, required
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.models.rope_parameters import is_per_layer, rope_dictionary
 from locant.models.rotary_config import head_dim_of, named_layout, rotary_dim_of
 from locant.models.weights import HeadRows, HeadShape, RowOrder, key_rows, query_rows
@@ -112,8 +112,8 @@ def convert_layout(
             layout of the architecture.
 
     Raises:
-        InputError: the weights already have this layout, an unknown name may belong to queries or keys, the weights are
-            quantised, or the order of rows in the architecture is unknown.
+        InputError: the weights already have this layout, have no other layout or are quantised, an unknown name may
+            belong to queries or keys, or the layout or the order of rows in the architecture is unknown.
         ShapeError: a tensor does not have the rows that follow from the configuration.
 
     >>> config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
@@ -126,7 +126,7 @@ def convert_layout(
     change = LayoutChange(config, to=to, source=source)
     moved = change.moves({name: tuple(tensor.shape) for name, tensor in state_dict.items()})
     return {
-        name: _reordered(tensor, moved[name], to) if name in moved else tensor for name, tensor in state_dict.items()
+        name: _reorder_rows(tensor, moved[name], to) if name in moved else tensor for name, tensor in state_dict.items()
     }
 
 
@@ -134,7 +134,7 @@ class LayoutChange:
     """A change from one layout to another, for the tensors of one model. See `convert_layout`."""
 
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
-        self.config, self.row = read(config)
+        self.config, self.row = read_config(config)
         self.architecture: str | None = self.config.get("model_type")
         if is_lab_decoder(self.config):
             got = "got a model of locant train, whose code reads the layout of its config.json"
@@ -284,7 +284,7 @@ def row_order(rows: HeadRows, to: Layout) -> list[int]:
     return [*range(rows.start), *(rows.start + row for row in rotated), *range(end, rows.width)]
 
 
-def _reordered(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
+def _reorder_rows(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
     order: list[int] = []
     for part in parts:
         head, first = row_order(part, to), len(order)

@@ -103,7 +103,7 @@ def convert_folder(
 def write_reordered(
     source: IO[bytes], target: NewFile, header: Header, moves: Mapping[str, Sequence[HeadRows]], to: Layout
 ) -> Iterator[int]:
-    """Write the file at `source`, after its header, with the rows of the tensors in `moves` in the order of `to`.
+    """Write the part of `source` after the header, with the rows of the tensors in `moves` in the order of `to`.
 
     Yield the number of bytes of each write.
     """
@@ -148,7 +148,7 @@ def _read_exactly(source: IO[bytes], num_bytes: int) -> bytes:
 
 
 def _with_layout(facts: Mapping[str, Any], change: LayoutChange) -> dict[str, Any]:
-    """Return the configuration, or its text part, with the new layout, unless that is the architecture's default."""
+    """Return the configuration with the new layout in its text part, or without a layout if this is the default."""
     key = part_key(facts)
     if key is not None and isinstance(facts[key], Mapping):
         return {**facts, key: _with_layout(facts[key], change)}

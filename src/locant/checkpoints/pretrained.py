@@ -18,19 +18,21 @@ from torch import Tensor, nn
 from locant.arguments import one_of, short_repr, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
+from locant.checkpoints.gguf_model import GgufTables
 from locant.errors import InputError
 from locant.extras import require
+from locant.gguf_file import find_gguf
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
 from locant.models.lab_decoder import is_lab_decoder
-from locant.models.registry import read, read_known
+from locant.models.registry import read_config, read_known_config
 from locant.models.weights import InputTables, RowScale
 from locant.positions.base import PositionEncoding
 from locant.positions.description import from_config
 from locant.positions.registry import encodings
 from locant.spelling import dtype_name
-from locant.swapping.plan import CONFIG_KEY, FUNCTION_KEYS, LOADER
+from locant.swapping.plan import CONFIG_KEY, FUNCTION_KEYS, FUSION_KEY, LOADER, remove_record
 from locant.swapping.swap import swap
 from locant.tensors import as_dtype
 
@@ -51,14 +53,19 @@ class _Source:
 
     def __init__(self, folder: Path | str, dtype: torch.dtype | str | None) -> None:
         self.dtype = None if dtype is None else as_dtype(dtype, DTYPES.values())
-        self.tensors = TensorFolder(folder)
+        self.tensors: TensorFolder | GgufTables
+        if isinstance(folder, (str, Path)) and (gguf := find_gguf(folder)) is not None:
+            facts = read_source(gguf)
+            self.tensors = GgufTables(gguf, read_known_config(facts)[1].inputs)
+        else:
+            self.tensors = TensorFolder(folder)
+            facts = read_json(self.tensors.folder / CONFIG)
         self.folder = self.tensors.folder
-        facts = read_json(self.folder / CONFIG)
-        if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
+        if facts.get("auto_map") and read_config(facts)[1].rotary is UNKNOWN:
             kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
-        self.config, self.row = read_known(facts)
+        self.config, self.row = read_known_config(facts)
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
@@ -67,9 +74,8 @@ class _Source:
         if name is None:
             got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
             raise InputError(got, "use the folder of the whole model, with its own config.json")
-        entry = self.tensors.entry(name)
-        if entry.shape != shape:
-            got = f"got {name} of shape {entry.shape} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
+        if (found := self.tensors.shape(name)) != shape:
+            got = f"got {name} of shape {found} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
             raise InputError(got, "use the configuration and the weights of one model")
         tensor = self.tensors.tensor(name)
         if self.dtype is not None:
@@ -212,23 +218,23 @@ def load_swapped(
         options: for ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        InputError: the model was not swapped, or had its own encoding in every layer; its ``locant`` entry is damaged,
-            or the parameters of its encoding are missing; or the folder has custom code, pickles or incomplete files.
+        InputError: the model was not swapped or had its own encoding in every layer, its ``locant`` entry is damaged,
+            the parameters of its encoding are missing, or the folder has custom code, pickles or incomplete files.
     """
     require("transformers", "loading a swapped model")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     path = Path(folder)
     facts = read_json(path / CONFIG)
-    if CONFIG_KEY not in facts and any(LOADER in str(facts.get(key)) for key in FUNCTION_KEYS):
-        raise _damaged(path, "it is missing")
+    if CONFIG_KEY not in facts and any(LOADER in str(facts.get(key)) for key in (*FUNCTION_KEYS, FUSION_KEY)):
+        raise _damage_error(path, "it is missing")
     if CONFIG_KEY not in facts:
         got = f"got {path}, whose model is not swapped, or has its own encoding in every layer"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
     require_no_code(path, facts)
     read_headers(path)
     is_described = encoding is None and layers is None
-    # with an argument, the saved encodings are not built: their package may not be installed
+    # with an argument, the saved encodings are not built, because their package may not be installed
     build = lambda each: from_config(each) if is_described and each is not None else NOT_SERIALIZED  # noqa: E731
     plan = _map_layers(path, facts[CONFIG_KEY], build)
     if is_described:
@@ -237,14 +243,13 @@ def load_swapped(
             raise InputError(got, "load_swapped(folder, encoding=...) with the same encoding")
         layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
     config: Any = AutoConfig.from_pretrained(path)
-    delattr(config, CONFIG_KEY)
-    config._attn_implementation = None
+    remove_record(config)
     options = {"local_files_only": True, "use_safetensors": True, **options}
     usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     model = (cls or usual).from_pretrained(path, config=config, **options)
     swapped = swap(model, encoding, layers=layers, angles=facts[CONFIG_KEY].get("angles", "exact"))
     if len(swapped.sentences) != len(plan):
-        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
+        raise _damage_error(path, f"{len(plan)} layers for {len(swapped.sentences)}")
     _read_parameters(path, model)
     return model
 
@@ -257,7 +262,7 @@ def _map_layers(folder: Path, entry: Any, convert: Callable[[Any], Any]) -> list
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in entry["layers"]]
         one_of("angles", entry.get("angles", "exact"), ("exact", "float32"), SAVED)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # somebody may have changed the entry
-        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
+        raise _damage_error(folder, f"{type(error).__name__}: {error}") from error
     return [None if each is None else layer_encodings[each] for each in places]
 
 
@@ -297,7 +302,7 @@ def _describe(description: Mapping[str, Any]) -> str:
     return f"{one_of('encoding', description['name'], encodings())}({options})"
 
 
-def _damaged(folder: Path, why: str) -> InputError:
+def _damage_error(folder: Path, why: str) -> InputError:
     """Return the error for an entry that was changed by hand."""
     got = f"got {folder / CONFIG}, whose entry {CONFIG_KEY!r} does not describe the encoding of each layer ({why})"
     return InputError(got, SAVED)

@@ -27,7 +27,7 @@ SEARCHED = 2**20
 MOST_ROUNDED = 2**-18
 """The largest relative error of a float32 angle. For a base of 10^9, the actual error is a tenth of this."""
 
-KEPT = 1e-6
+MAX_UNCHANGED = 1e-6
 """The largest relative change of a frequency that counts as unchanged."""
 
 
@@ -55,7 +55,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class RotarySettings:
-    """How a rotary encoding rotates sequences of `length` positions."""
+    """The rotations of sequences of `length` positions by a rotary encoding."""
 
     head_dim: int
     rotary_dim: int
@@ -122,9 +122,9 @@ def bands_of(pairs: Sequence[PairSettings]) -> dict[str, list[int]]:
     def band(pair: PairSettings) -> str:
         if pair.stretch is None:
             return "still"
-        if abs(pair.stretch - 1) <= KEPT:
+        if abs(pair.stretch - 1) <= MAX_UNCHANGED:
             return "kept"
-        return "stretched" if most - 1 > KEPT and abs(pair.stretch / most - 1) <= KEPT else "between"
+        return "stretched" if most - 1 > MAX_UNCHANGED and abs(pair.stretch / most - 1) <= MAX_UNCHANGED else "between"
 
     named = [band(pair) for pair in pairs]
     return {

@@ -58,12 +58,12 @@ def score_scale(config: Config, head_dim: int | None = None) -> ScoreScale | Non
     if head_dim is None:
         return None
     usual = head_dim**-0.5
-    stated = _stated(config, head_dim)
+    stated = _stated_scale(config, head_dim)
     return None if stated is None or math.isclose(stated[0], usual, rel_tol=USUAL) else ScoreScale(*stated, usual)
 
 
 def scale_warnings(config: Config, head_dim: int | None = None) -> Iterator[str]:
-    """Yield warnings about a factor that differs from the usual one."""
+    """Yield warnings about a factor that differs from the usual factor."""
     scale = score_scale(config, head_dim)
     if scale is not None:
         usual = f"not with head_dim**-0.5, which is {spell(scale.usual)}"
@@ -72,7 +72,7 @@ def scale_warnings(config: Config, head_dim: int | None = None) -> Iterator[str]
         yield f"{BY_LAYER} is true: layer n (from 0) also divides its scores by n + 1"
 
 
-def _stated(config: Config, head_dim: int) -> tuple[float, str] | None:
+def _stated_scale(config: Config, head_dim: int) -> tuple[float, str] | None:
     name = str(config.get("model_type"))
     if name in BY_SCALAR:
         scalar = number("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), above=0)

@@ -17,7 +17,7 @@ from locant.models.config_values import Config, flag_at, integer, integer_at, la
 
 SLIDING, FULL, CHUNKED, NO_ATTENTION = "sliding_attention", "full_attention", "chunked_attention", "linear_attention"
 WITHOUT_ATTENTION = {NO_ATTENTION, "conv", "moe", "mamba", "recurrent"}
-"""Layer types that have a state instead of attention to tokens, or neither."""
+"""Layer types without attention to tokens. Some of them have a state instead."""
 
 BY_RADIUS = {"embedding_gemma2_text", "neomme", "openai_privacy_filter", "ultrabert"}
 """Encoders whose ``sliding_window`` is the largest distance, on both sides."""
@@ -34,8 +34,8 @@ Place = Literal["before", "around", "chunk"]
 class Reach(NamedTuple):
     """The number of tokens that a layer attends to: ``None`` for all, 0 for none.
 
-    The tokens come before the token and include it, or surround it with the same number on each side, or come before it
-    in the same chunk.
+    These are the last tokens up to and including the token itself, or the same number of tokens on each side, or the
+    earlier tokens of the same chunk.
     """
 
     window: int | None

@@ -1,4 +1,4 @@
-"""The command line: each verb reads its options, calls the library and prints the result.
+"""The command line. Each verb reads its options, calls the library and prints the result.
 
 Results go to stdout, messages and progress to stderr. Exit codes: 0 for success, 2 for an error that you can mend (one
 line describes how), 1 for a bug in this package, 130 after Ctrl-C, 141 if the reader of stdout went away.
@@ -22,14 +22,14 @@ VERBS = {
     "serve-args": "engines.serve_args",
     "explore": "explore.explore", "bench": "encodings.bench", "list": "encodings.list_",
 }  # fmt: skip
-GONE = {"vocabulary": "use mergekit's tokensurgeon for a whole model, or TokenEmbedding.resize for one table"}
+REMOVED = {"vocabulary": "use mergekit's tokensurgeon for a whole model, or TokenEmbedding.resize for one table"}
 """Verbs of earlier releases, and their replacements."""
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(
         name="locant",
         verbs=VERBS,
-        gone=GONE,
+        removed=REMOVED,
         help="From raw text to attention: position encodings for transformers behind one interface.",
         epilog="locant uses the network only if you pass --download.",
     )

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import click
 
+GGUF = "locant.gguf"
+"""The key in the context of a verb for its GGUF file, and for what the verb reads of it."""
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout, and nothing else.")
 
 
@@ -26,16 +29,21 @@ class Answer(NamedTuple):
 
 
 def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
-    """Print the answer of a verb, as JSON with ``--json``."""
+    """Print the answer of a verb, as JSON with ``--json``.
+
+    If the model of the verb is a GGUF file, a line on stderr and the field ``weights`` state what became of its
+    weights.
+    """
 
     @as_json
     @functools.wraps(verb)
     def run(*, as_json: bool, **options: Any) -> None:
         from locant.report.console import print_json
 
+        weights = _describe_gguf(**options)
         answer = verb(**options)
         if as_json:
-            print_json(answer.facts)
+            print_json({**answer.facts, "weights": weights} if weights else answer.facts)
         else:
             click.echo(answer.words) if isinstance(answer.words, str) else answer.words()
             for file in filter(None, answer.files):
@@ -44,6 +52,20 @@ def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
             raise click.exceptions.Exit(answer.code)
 
     return run
+
+
+def _describe_gguf(*, dtype: str | None = None, **_: Any) -> dict[str, Any] | None:
+    """Write to stderr what becomes of the weights of a GGUF file, and return it as plain values."""
+    if (found := click.get_current_context().meta.get(GGUF)) is None:
+        return None
+    from locant.checkpoints.gguf_model import gguf_weights
+    from locant.report.console import log_line
+
+    file, reads = found
+    weights = gguf_weights(file, dtype or "auto", table_only=reads == "table")
+    for line in filter(None, (str(weights), weights.note)):
+        log_line(line)
+    return weights._asdict()
 
 
 def draw_into(path: Path | None, draw: Callable[[], Any]) -> None:

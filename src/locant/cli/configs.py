@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import SEED, OneOf, Picture, count, device, flag_of, only_given, output
+from locant.cli.options import SEED, OneOf, Picture, count, device, flag_of, model, only_given, output
 from locant.errors import InputError
+from locant.shell import shell_path
 
 METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 
@@ -44,8 +45,8 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     compared with the configuration that it was made from, and with the safetensors in that folder. Exit code 1 means
     that the two differ.
     """
-    if config.lower().endswith(".gguf"):
-        return _explain_gguf(config, against, n_ctx, output)
+    if (gguf := _gguf_of(config)) is not None:
+        return _explain_gguf(str(gguf), against, n_ctx, output)
     if n_ctx is not None:
         raise InputError(f"got --n-ctx for {config}, which is not a GGUF file", "locant explain FILE.gguf --n-ctx 4096")
     from locant.checkpoints.config_source import find_source
@@ -66,14 +67,22 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     return Answer(facts, lambda: print_explanation(explanation, config, note), files=[output])
 
 
+def _gguf_of(config: str) -> Path | None:
+    """Return the GGUF file that a path means, unless it is a folder with a configuration."""
+    from locant.checkpoints.config_source import CONFIG
+    from locant.gguf_file import find_gguf
+
+    return None if (Path(config) / CONFIG).exists() else find_gguf(config)
+
+
 def _compare(config: str, against: str, output: Path | None) -> Answer:
     from locant.checkpoints.config_comparison import compare_configs
     from locant.checkpoints.config_source import find_source
     from locant.report.explain import comparison_facts, print_comparison
 
-    if against.lower().endswith(".gguf"):
+    if _gguf_of(against) is not None:
         got = f"got the GGUF file {against} for --against, expected a configuration"
-        raise InputError(got, f"locant explain {against} --against {config}")
+        raise InputError(got, f"locant explain {shell_path(against)} --against {shell_path(config)}")
     if output is not None:
         raise InputError("got --output with --against, but there is no picture of two models", "omit --output")
     sources = find_source(config), find_source(against)
@@ -168,17 +177,17 @@ def extend(
 
 
 @click.command("probe")
-@click.argument("model")
+@model(None)
 @click.option("--layer-type", help="The layer type to probe, if layers differ. Default: the first.")
 @picture
 @answers
 def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:
     """Measure the rotary positions of a model by running them, without reading its code.
 
-    MODEL is a config.json, the folder of a model, the name of a preset such as llama-3.1-8b, or a model_type or class
-    of the installed transformers, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built from the configuration
-    and run, without weights, without code from the folder and without the network. The encoding of a model that
-    `locant train` wrote is measured with its learned weights.
+    MODEL is a config.json, the folder of a model or a .gguf file, the name of a preset such as llama-3.1-8b, or a
+    model_type or class of the installed transformers, such as qwen3 or Qwen3ForCausalLM. Its rotary module is built
+    from the configuration and run, without weights, without code from the folder and without the network. The encoding
+    of a model that `locant train` wrote is measured with its learned weights.
     """
     from locant.figures.plot import plot
     from locant.probing.probe import probe

@@ -20,17 +20,18 @@ from locant.cli.options import (
     tokenizer_options,
 )
 from locant.errors import InputError
+from locant.spelling import real_number
 
 SHORT, USUAL = 64, 4
 """The length in tokens of the longest text in one window, and the window length for longer texts."""
 VOCAB_SIZE = 4_096
 """The vocabulary size of the tokenizer trained on the text, if neither a tokenizer nor a size is given."""
-OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
+FIXED_BY_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 
 
 def _number_or_rule(text: str) -> float | str:
     try:
-        return float(text)
+        return real_number(text)
     except ValueError:
         return text
 
@@ -71,7 +72,7 @@ def embed(
 
     if model is None:
         require_taken(options["encoding"], {}, "embed")
-    elif names := ", ".join(flags_on_command_line(*OF_THE_MODEL)):
+    elif names := ", ".join(flags_on_command_line(*FIXED_BY_MODEL)):
         raise InputError(f"got {names} with --model, which decides it", f"use --model without {names}")
     text = text_of(options)
     text["tokenizer"] = text["tokenizer"] or model

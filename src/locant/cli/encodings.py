@@ -92,7 +92,7 @@ def bench(names: tuple[str, ...]) -> Answer:
     NAME is a benchmark, such as rotary or attention. Without a NAME, all are shown. To measure on your own machine, run
     `make bench` in a checkout.
     """
-    from locant.report.benchmarks import print_recorded, recorded
+    from locant.report.benchmarks import print_recorded, read_benchmarks
 
-    benchmarks = recorded(names)
+    benchmarks = read_benchmarks(names)
     return Answer(benchmarks, lambda: print_recorded(benchmarks))

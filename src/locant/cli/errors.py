@@ -16,8 +16,10 @@ from typing import Any
 
 import click
 
-from locant.errors import InputError, LocantError, Remedy
+from locant.errors import InputError, LocantError, PythonRemedy, Remedy
 from locant.registry import PlugIn, plug_in_of, plug_ins_by_module
+from locant.shell import shell_word
+from locant.spelling import number_list
 
 OUR_MISTAKE = 1
 WRONG_INPUT = 2
@@ -36,13 +38,13 @@ class VerbGroup(click.Group):
 
     Args:
         verbs: the ``module.function`` in ``locant.cli`` for each verb.
-        gone: the remedy for each verb that locant no longer has.
+        removed: the remedy for each verb that locant no longer has.
     """
 
-    def __init__(self, *, verbs: dict[str, str], gone: dict[str, str], **options: Any) -> None:
+    def __init__(self, *, verbs: dict[str, str], removed: dict[str, str], **options: Any) -> None:
         super().__init__(**options)
         self.verbs = verbs
-        self.gone = gone
+        self.removed = removed
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.verbs)
@@ -52,8 +54,8 @@ class VerbGroup(click.Group):
         if cmd_name in self.verbs:
             module, _, name = self.verbs[cmd_name].partition(".")
             return getattr(import_module(f"locant.cli.{module}"), name)
-        if cmd_name in self.gone:
-            raise InputError(f"got verb {cmd_name!r}, which locant no longer has", self.gone[cmd_name])
+        if cmd_name in self.removed:
+            raise InputError(f"got verb {cmd_name!r}, which locant no longer has", self.removed[cmd_name])
         close = difflib.get_close_matches(cmd_name.lower(), self.verbs, n=1, cutoff=0.5)
         remedy = f"locant {close[0]}" if close else "locant --help"
         raise InputError(f"got verb {cmd_name!r}, expected one of {', '.join(self.verbs)}", remedy)
@@ -84,10 +86,10 @@ class VerbGroup(click.Group):
         """Run a verb, or print the help if there is none."""
         words = [*(sys.argv[1:] if args is None else args)] or ["--help"]
         run = functools.partial(super().main, words, prog_name or "locant", standalone_mode=False, **options)
-        sys.exit(_guarded(run))
+        sys.exit(_run_and_print_errors(run))
 
 
-def _guarded(run: Callable[[], int | None]) -> int:
+def _run_and_print_errors(run: Callable[[], int | None]) -> int:
     """Call `run`, and return the exit code. Print each error as one line, or raise it if `TRACEBACK` is set.
 
     `run` returns a code only for ``--help``, and None otherwise.
@@ -102,7 +104,7 @@ def _guarded(run: Callable[[], int | None]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _print_error("interrupted", "", INTERRUPTED)
     except click.ClickException as error:
-        return _print_error(*_usage(error))
+        return _print_error(*_describe_usage_error(error))
     except LocantError as error:
         return _print_error(error.cause, error.remedy)
     except OSError as error:
@@ -110,7 +112,7 @@ def _guarded(run: Callable[[], int | None]) -> int:
         cause = f"the system reports {(error.strerror or str(error)).lower()!r}{where}"
         return _print_error(cause, "use a folder that you can read and write, on a disk with free space")
     except Exception as error:  # too little memory, or a bug in a plug-in or in locant
-        raise SystemExit(_print_error(*_unexpected(error))) from error
+        raise SystemExit(_print_error(*_describe_unexpected_error(error))) from error
 
 
 def _prepare_streams() -> None:
@@ -131,14 +133,17 @@ def _end_on_signals() -> None:
 
 
 def _print_error(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
-    line = " ".join(f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".split())
-    click.echo(line, err=True)
+    lines = f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".splitlines()
+    click.echo(" ".join(filter(None, map(str.strip, lines))), err=True)
     return code
 
 
 def as_typed(remedy: str, verb: click.Command) -> str:
-    """Return a remedy with its arguments, such as ``head_dim=64``, written as options of this verb."""
-    options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
+    """Return a remedy in words of the command line: its arguments, such as ``head_dim=64``, as options of this verb."""
+    if isinstance(remedy, PythonRemedy):
+        encodings = [_with_encoding(name, verb) for name in remedy.encodings]
+        return " or ".join(encodings) or remedy.words
+    options = {name: one for one in verb.params if isinstance(one, click.Option) for name in _names_of(one)}
 
     def option(name: str, value: Any) -> str:
         if name not in options:
@@ -146,15 +151,26 @@ def as_typed(remedy: str, verb: click.Command) -> str:
         flag = options[name].opts[-1]
         if value is None or value is False:
             return next(iter(options[name].secondary_opts), f"no {flag}")
-        typed = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        return flag if value is True or value is ... else f"{flag} {typed}"
+        typed = number_list(value) if isinstance(value, (list, tuple)) else value
+        return flag if value is True or value is ... else f"{flag} {shell_word(str(typed))}"
 
     if not isinstance(remedy, Remedy):
         return remedy
     return remedy.text.format(*(option(name, value) for name, value in remedy.arguments.items()))
 
 
-def _usage(error: click.ClickException) -> tuple[str, str]:
+def _names_of(option: click.Option) -> list[str]:
+    """Return the names of an option in Python: of its parameter, and of its flags (``--with`` sets ``way``)."""
+    return [str(option.name), *(flag.lstrip("-").replace("-", "_") for flag in option.opts)]
+
+
+def _with_encoding(name: str, verb: click.Command) -> str:
+    """Return how to give an encoding to this verb: as an option, or as an argument of the command."""
+    flags = [flag for one in verb.params for flag in one.opts if flag in ("--encoding", "--encodings", "--with")]
+    return f"{flags[0]} {name}" if flags else f"locant {verb.name} {name}"
+
+
+def _describe_usage_error(error: click.ClickException) -> tuple[str, str]:
     """Return the cause and the remedy of a click error. The remedy is click's suggestion or the verb's help."""
     message = " ".join(error.format_message().split()).rstrip(".")  # click lists choices line by line
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -165,21 +181,24 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
     return message[0].lower() + message[1:], remedy
 
 
-def _unexpected(error: Exception) -> tuple[str, str, int]:
-    """Return cause, remedy and exit code of an unexpected error: too little memory, or a bug in a plug-in or here."""
+def _describe_unexpected_error(error: Exception) -> tuple[str, str, int]:
+    """Return cause, remedy and exit code of an unexpected error.
+
+    The cause is too little memory, or a bug in a plug-in or in locant.
+    """
     lacks_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     if lacks_memory or isinstance(error, MemoryError):
         return "there is not enough memory", "use smaller sizes", WRONG_INPUT
     last = traceback.extract_tb(error.__traceback__)[-1]
     description = f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}"
-    if (plug_in := _plug_in(error)) is not None:
+    if (plug_in := _find_plug_in(error)) is not None:
         remedy = f"pip install -U {plug_in.package}, or {TRACEBACK}=1 locant ... to see more"
         return f"{plug_in} fails: {description}", remedy, WRONG_INPUT
     cause = f"this is a mistake in locant: {description}"
     return cause, f"{TRACEBACK}=1 locant ..., and report what it prints", OUR_MISTAKE
 
 
-def _plug_in(error: Exception) -> PlugIn | None:
+def _find_plug_in(error: Exception) -> PlugIn | None:
     """Return the plug-in that caused an error, or ``None`` if no plug-in did.
 
     The frames are searched from the innermost one for a local variable that is an object of a plug-in, because a method

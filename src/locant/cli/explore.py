@@ -41,10 +41,10 @@ def explore(
     session = Session.of(files, configs)
     screen, settings = read_address(address)
     if page is not None:
-        from locant.explore.document import exported
-        from locant.explore.screens import answer_alone
+        from locant.explore.document import render_saved_page
+        from locant.explore.screens import answer_for_one_screen
 
-        write_whole(page, exported(answer_alone(screen, settings, replace(session, is_shared=True))))
+        write_whole(page, render_saved_page(answer_for_one_screen(screen, settings, replace(session, is_shared=True))))
         _print("page", str(page), as_json)
         return
     for package in ("uvicorn", "starlette"):

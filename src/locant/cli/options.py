@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from locant.cli.answers import GGUF
 from locant.errors import InputError
 from locant.figures import SIZES
-from locant.spelling import dtype_name, whole_number
+from locant.spelling import dtype_name, real_number, whole_number
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +24,17 @@ class Whole(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             number = whole_number(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number in one of the forms of `real_number`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = real_number(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return super().convert(number, param, ctx)
@@ -49,7 +61,7 @@ SEED = Whole(min=0, max=2**63 - 1)
 
 
 class PathOption(click.Path):
-    """A file or folder. An empty name is an error: it comes from an unset shell variable and would mean ``.``."""
+    """A file or folder. An empty name, from an unset shell variable, is an error, because it would mean ``.``."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -58,6 +70,34 @@ class PathOption(click.Path):
         if value == "":
             self.fail("the path is empty, expected the name of a file or folder", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class ModelPath(click.ParamType):
+    """The path of a model: a folder or a GGUF file. ``~`` is the home folder.
+
+    If it is a GGUF file, the answer of the verb states what became of its weights.
+
+    Args:
+        reads: what the verb reads of the model: its ``"weights"``, its ``"table"`` of tokens, or ``None`` of them.
+    """
+
+    name = "model"
+
+    def __init__(self, reads: str | None = "weights") -> None:
+        self.reads = reads
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from locant.gguf_file import find_gguf
+
+        value = str(Path(value).expanduser()) if value.startswith("~") else value
+        if ctx is not None and self.reads is not None and (file := find_gguf(value)) is not None:
+            ctx.meta[GGUF] = file, self.reads
+        return value
+
+
+def model(reads: str | None = "weights") -> Callable[[F], F]:
+    """Return the argument for a model, a folder or a GGUF file. See `ModelPath`."""
+    return click.argument("model", type=ModelPath(reads))
 
 
 class Picture(PathOption):
@@ -95,7 +135,7 @@ def count(*names: str, low: int = 1, **more: Any) -> Callable[[F], F]:
 
 def positive(*names: str, **more: Any) -> Callable[[F], F]:
     """Return an option for a number above 0."""
-    return click.option(*names, type=click.FloatRange(min=0, min_open=True), **more)
+    return click.option(*names, type=Number(min=0, min_open=True), **more)
 
 
 def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -136,7 +176,7 @@ encoding_options = _combine(
 
 
 def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
-    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid ones."""
+    """Raise `InputError` unless the encoding with this name accepts these options. The error lists valid options."""
     from inspect import signature
 
     from locant.positions.registry import find

@@ -24,6 +24,7 @@ from locant.cli.options import (
     tokenizer_options,
 )
 from locant.errors import InputError, Remedy
+from locant.shell import shell_path
 from locant.spelling import dtype_name
 from locant.text import Tokenizer
 from locant.text.prepare import estimate, finalize, problems
@@ -111,7 +112,7 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         raise InputError("got no folder for the store", "-o FOLDER")
     if only_join:
         others = (name for name in click.get_current_context().params if name not in ("only_join", "output", "as_json"))
-        if flags := flags_on_command_line(*others):  # the tasks decided them
+        if flags := flags_on_command_line(*others):  # the tasks have already used these options
             raise InputError(f"got {', '.join(flags)} with --finalize", "locant prepare --finalize -o STORE")
         return _describe_store(finalize(output))
     with warnings.catch_warnings(record=True) as caught, progress_bar() as progress:
@@ -120,11 +121,13 @@ def prepare(paths: tuple[str, ...], output: Path | None, **options: Any) -> Answ
         return _with_warnings(_describe_store(store), caught)
     facts = {"store": str(output), "task": settings["task"], "num_tasks": settings["num_tasks"]}
     done = f"{output}: task {settings['task']} of {settings['num_tasks']} is done"
-    return _with_warnings(Answer(facts, f"{done}. When all are done: locant prepare --finalize -o {output}"), caught)
+    return _with_warnings(
+        Answer(facts, f"{done}. When all are done: locant prepare --finalize -o {shell_path(output)}"), caught
+    )
 
 
 def _with_warnings(answer: Answer, caught: list[warnings.WarningMessage]) -> Answer:
-    """Add warnings to an answer: one line each, and ``warnings`` in JSON."""
+    """Add a line for each warning to the text of an answer, and ``warnings`` to the JSON."""
     verb = click.get_current_context().command
 
     def spelled(message: Warning | str) -> str:

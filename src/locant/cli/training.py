@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -14,11 +13,13 @@ import click
 from locant.cli.answers import Answer, answers
 from locant.cli.options import (
     SEED,
+    Number,
     OneOf,
     count,
     device,
     dtype,
     files,
+    model,
     only_given,
     output,
     positive,
@@ -28,7 +29,8 @@ from locant.cli.options import (
 from locant.lab import settings
 from locant.lab.settings import SIZES, Settings
 from locant.lab.tasks import OWN
-from locant.spelling import AmbiguousNumberError, whole_number
+from locant.shell import shell_path
+from locant.spelling import AmbiguousNumberError, numbers, real_number, whole_number
 
 report_folder = output("The folder of the report.", default="report")
 beside_others = click.option(
@@ -38,14 +40,13 @@ STEPS = f"Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epoch
 
 
 def list_option(*names: str, kind: Callable[[str], int | float | str] = str, **more: Any) -> Callable[..., Any]:
-    """Return an option for values separated by commas, such as ``0,1,2``."""
+    """Return an option for names or numbers separated by commas, such as ``0,1,2``. Numbers are read by `kind`."""
 
     def read(text: str) -> tuple[int | float | str, ...]:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        if kind is not str and any(re.fullmatch(r"0\d+", part) for part in parts):
-            raise click.BadParameter(f"{text!r} is a list, so 1,000 would be two numbers; write 1000 or 1_000")
+        if kind is str:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
         try:
-            return tuple(map(kind, parts))
+            return numbers(text, kind)
         except AmbiguousNumberError as error:
             raise click.BadParameter(str(error)) from None
         except ValueError:
@@ -94,7 +95,7 @@ def _default(name: str) -> str:
 )  # fmt: skip
 @positive("--learning-rate", help=_default("learning_rate"))
 @list_option(
-    "--rates", kind=float,
+    "--rates", kind=real_number,
     help="Factors on the learning rate. With several, each encoding gets the best one. Default: 1.",
 )  # fmt: skip
 @click.option(
@@ -156,25 +157,25 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
     model.safetensors, config.json and tokenizer.json. explain, neighbours, probe, audit, evaluate and embed also accept
     it.
     """
-    from locant.lab.candidate import unscaled
+    from locant.lab.candidate import parse_without_scaling
     from locant.lab.generation import train_files
     from locant.report.console import progress_bar
 
     text, chosen = text_of(options), {**SIZES[size], **only_given(options)}
-    encoding = unscaled(encoding).name
+    encoding = parse_without_scaling(encoding).name
     with progress_bar("step") as progress:
         facts = train_files(files, encoding, chosen, folder=output, force=force, on_step=progress, **text)
     steps = f"{len(facts['losses']):,} steps, loss {facts['losses'][-1]:.3f}"
-    line = f"{output}: {encoding}, {steps}. Next: locant generate {output} 'To be'"
+    line = f"{output}: {encoding}, {steps}. Next: locant generate {shell_path(output)} 'To be'"
     return Answer({"encoding": encoding, **facts, "output": str(output)}, line)
 
 
 @click.command("generate")
-@click.argument("model")
+@model()
 @click.argument("prompt")
 @count("--tokens", "num_tokens", default=100, show_default=True, help="Maximum number of tokens to write.")
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    "--temperature", type=Number(min=0), default=1.0, show_default=True,
     help="Values below 1 prefer probable tokens. 0 always takes the most probable token.",
 )  # fmt: skip
 @count("--top-k", help="Draw only among this many of the most probable tokens. Default: all.")
@@ -188,8 +189,8 @@ def train(files: tuple[str, ...], encoding: str, size: str, output: Path, force:
 def generate(model: str, prompt: str, **options: Any) -> Answer:
     """Continue a text.
 
-    MODEL is a folder that `locant train` wrote, or the folder of a causal language model of transformers, with
-    safetensors and tokenizer. PROMPT is the text, or - for standard input.
+    MODEL is a folder that `locant train` wrote, or a causal language model of transformers: a folder with safetensors
+    and tokenizer, or a .gguf file. PROMPT is the text, or - for standard input.
     """
     from locant.lab.generation import continue_text
     from locant.text.reading import STDIN, read_texts
@@ -199,7 +200,7 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 
 
 @click.command("evaluate")
-@click.argument("model")
+@model()
 @files
 @list_option("--lengths", kind=whole_number, help="Tokens per window. Default: 1024,2048,4096.")
 @list_option(
@@ -232,9 +233,9 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Measure other position encodings in a trained model, without training.
 
-    MODEL is a local folder with safetensors and a tokenizer.json. For a model of `locant train`, the default lengths
-    are 1/2, 1, 2 and 4 times its trained length, the default encodings are own and yarn:4, or nope if the model is not
-    rotary, and --keys is 0.
+    MODEL is a local folder with safetensors and a tokenizer.json, or a .gguf file. For a model of `locant train`, the
+    default lengths are 1/2, 1, 2 and 4 times its trained length, the default encodings are own and yarn:4, or nope if
+    the model is not rotary, and --keys is 0.
     Without a FILE the text is the documentation that ships with Python. - is standard input.
     The other encodings are compared with the first one. Finished results of an earlier call with the same model, text
     and settings are reused from its folder.
@@ -250,7 +251,7 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
 
 
 @click.command("tune")
-@click.argument("model")
+@model()
 @files
 @click.option(
     "--with", "way", required=True, metavar="NAME",
@@ -280,7 +281,8 @@ def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **op
 def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, **options: Any) -> Answer:
     """Fine-tune a model on a text, to adapt it to other positions.
 
-    MODEL is a local folder with safetensors and a tokenizer.json. It is not changed.
+    MODEL is a local folder with safetensors and a tokenizer.json, or a .gguf file. It is not changed, and the output is
+    always a folder with safetensors.
     Without a FILE the text is the documentation that ships with Python. - is standard input. The last tenth is held
     out. To resume a killed run, run the same command: the result is the same, bit for bit.
 
@@ -289,14 +291,14 @@ def tune(model: str, files: tuple[str, ...], output: Path | None, force: bool, *
 
     YaRN's recipe: --with yarn:8 and a few hundred steps. DroPE's recipe: --with drope, at the trained length.
     """
-    from locant.lab.processes import joined
+    from locant.lab.processes import join_process_group
     from locant.lab.tuning import TuneSettings, tune
     from locant.report.console import progress_bar
     from locant.report.evaluation import print_tuning
 
-    own_device = click.get_current_context().with_resource(joined(options.pop("device") or "auto"))
+    own_device = click.get_current_context().with_resource(join_process_group(options.pop("device") or "auto"))
     tuning = TuneSettings(**only_given(options), device=own_device)
-    folder = output or Path(f"{Path(model).name}-{tuning.way.replace(':', '-').lower()}")
+    folder = output or Path(f"{Path(model).name.removesuffix('.gguf')}-{tuning.way.replace(':', '-').lower()}")
     with progress_bar("step") as progress:
         record = tune(model, files, tuning, output=folder, force=force, on_step=progress)
     return Answer({**record, "output": str(folder)}, lambda: print_tuning(record, folder))

@@ -9,14 +9,15 @@ from typing import Any
 import click
 
 from locant.cli.answers import Answer, answers, draw_into
-from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, only_given, output
+from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, model, only_given, output
 from locant.errors import InputError
+from locant.shell import shell_path
 
 LAYOUT = OneOf(("half", "interleaved"))
 
 
 @click.command("audit")
-@click.argument("model")
+@model()
 @click.option(
     "--text", "files", multiple=True, metavar="FILE", help="The text. Default: documentation that ships with Python."
 )
@@ -28,10 +29,11 @@ LAYOUT = OneOf(("half", "interleaved"))
 def audit(model: str, files: tuple[str, ...], **options: Any) -> Answer:
     """Find the positions that weights were trained with, and check the configuration against them.
 
-    The loss on a text is measured under each plausible interpretation: the other layout, the other direction, other
-    bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. An interpretation
-    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json.
-    Exit code 1 means that another interpretation fits better, or that none explains the weights.
+    The loss on a text is measured under each plausible hypothesis: the other layout, the other direction, other
+    bases, scalings and shares of the head. For ALiBi these are other signs and orders of its slopes. A hypothesis
+    that is clearly worse after a few windows is dropped. MODEL is a local folder with safetensors and a tokenizer.json,
+    or a .gguf file.
+    Exit code 1 means that another hypothesis fits better, or that none explains the weights.
     """
     from locant.lab.audit import audit
     from locant.report.console import progress_bar
@@ -72,7 +74,7 @@ def convert(folder: Path, to: Any, source: Any, output: Path, config: Path | Non
 
 
 @click.command("neighbours")
-@click.argument("model")
+@model("table")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @count("-k", "--count", default=10, show_default=True, help="Number of tokens.")
 @click.option("--figure", type=Picture(), help="Draw a heat map of the similarity of the words (.png, .svg, .pdf).")
@@ -91,7 +93,8 @@ def neighbours(
     king - man + woman     the tokens nearest to the sum
     cat dog refrigerator   the similarity of every two words
 
-    MODEL is a folder with config.json, tokenizer.json and safetensors. Only the embedding tables are read.
+    MODEL is a folder with config.json, tokenizer.json and safetensors, or a .gguf file. Only the embedding tables are
+    read.
     """  # noqa: D301
     from locant.embedding.input import InputEmbedding
     from locant.embedding.words import Words, terms_of
@@ -101,10 +104,12 @@ def neighbours(
 
     words = tuple(" ".join(words).split())
     if not (words or positions):
-        raise InputError("got no word", f"locant neighbours {model} king")
+        raise InputError("got no word", f"locant neighbours {shell_path(model)} king")
     terms = terms_of(words) if words else None
     if (figure or flat_map) and (not words or terms):
-        raise InputError("got a picture for a list of words, but no list", f"locant neighbours {model} cat dog house")
+        raise InputError(
+            "got a picture for a list of words, but no list", f"locant neighbours {shell_path(model)} cat dog house"
+        )
     facts: dict[str, Any] = {}
     if words:
         table = Words.from_pretrained(model)
@@ -114,7 +119,7 @@ def neighbours(
     if positions:
         encoding = InputEmbedding.from_pretrained(model).encoding
         if "embed" not in encoding.methods():
-            raise InputError(f"got {model}, which has no table of positions", f"locant explain {model}")
+            raise InputError(f"got {model}, which has no table of positions", f"locant explain {shell_path(model)}")
         draw_into(positions, lambda: draw(encoding, length=getattr(encoding, "max_seq_len", None)))
     figures = [path for path in (figure, flat_map, positions) if path]
     facts = {"model": model, **facts, "figures": [*map(str, figures)]}

@@ -20,7 +20,7 @@ from locant.embedding.input import InputEmbedding
 from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
-from locant.files import replacing, require_apart
+from locant.files import replace_file, require_apart
 from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.base import ModelShape
@@ -144,7 +144,7 @@ class Vectors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedded:
+class EmbeddingResult:
     """The vectors, and the facts about each stage."""
 
     flow: Flow
@@ -152,7 +152,7 @@ class Embedded:
 
 
 @torch.no_grad()
-def embed(corpus: Corpus, plan: Plan) -> Embedded:
+def embed(corpus: Corpus, plan: Plan) -> EmbeddingResult:
     """Cut a text into windows, and embed the first `plan.batch` windows, or all of them."""
     end = corpus.tokenizer.vocab_size  # an id that no token has, which is the target of a text's last token
     # No window reaches from one file into the next, and every token has a target.
@@ -169,7 +169,7 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
         positions=torch.where(positions.document == PADDING, -1, positions.index).expand_as(ids).contiguous(),
         embeddings=embedding(ids, positions),
     )
-    return Embedded(flow=_flow(corpus, plan, windows, embedding, encoding, vectors, positions), vectors=vectors)
+    return EmbeddingResult(flow=_flow(corpus, plan, windows, embedding, encoding, vectors, positions), vectors=vectors)
 
 
 def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncoding]:
@@ -187,11 +187,11 @@ def _embedding(plan: Plan, entries: int) -> tuple[InputEmbedding, PositionEncodi
     return embedding, embedding.encoding
 
 
-def save_vectors(embedded: Embedded, path: Path | str) -> None:
+def save_vectors(embedded: EmbeddingResult, path: Path | str) -> None:
     """Write ids, targets, positions and embeddings atomically, with the facts as metadata."""
     require_vectors_place(path, embedded.flow.model)
     facts = {name: json.dumps(value) for name, value in embedded.flow.to_dict().items() if name != "first"}
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         try:
             save_file(vars(embedded.vectors), temporary, metadata=facts)
         except SafetensorError as error:

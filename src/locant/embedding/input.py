@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, one_of, real, shape_error, short_repr, whole
-from locant.embedding.table import DeferredErrorModule, Ids, ids_on_device
+from locant.arguments import MAX_WIDTH, Real, one_of, real, shape_error, short_repr, whole
+from locant.embedding.deferred_errors import DeferredErrorModule
+from locant.embedding.table import Ids, ids_on_device
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
@@ -69,9 +70,9 @@ class InputEmbedding(DeferredErrorModule):
         scale: Scale | None = None,
         scale_sum: Scale | None = None,
         init: Init = "normal",
-        init_std: float | None = None,
+        init_std: Real | None = None,
         norm: nn.Module | Literal["layer_norm"] | None = None,
-        dropout: float = 0.0,
+        dropout: Real = 0.0,
         padding_idx: int | None = None,
         backend: str | None = None,
     ) -> None:

@@ -28,7 +28,12 @@ ROWS = 2**13
 
 
 class QuantisationError(NamedTuple):
-    """The rounding error of all entries relative to their root mean square, and the largest relative to its row."""
+    """The rounding error of a table.
+
+    Args:
+        relative: the root mean square of the error, divided by the root mean square of the entries.
+        largest: the largest error, divided by the largest entry of its row.
+    """
 
     relative: float
     largest: float

@@ -17,8 +17,9 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, short_repr, whole
-from locant.embedding.table import DeferredErrorModule, Ids, Table, ids_on_device, require_ids, rows_of
+from locant.arguments import MAX_WIDTH, Real, entries, one_of, real, shape_error, short_repr, whole
+from locant.embedding.deferred_errors import DeferredErrorModule
+from locant.embedding.table import Ids, Table, ids_on_device, require_ids, rows_of
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.spelling import dtype_name
 from locant.tensors import require_tensor
@@ -72,7 +73,7 @@ class TokenEmbedding(DeferredErrorModule):
         *,
         scale: Scale | None = None,
         init: Init = "normal",
-        init_std: float | None = None,
+        init_std: Real | None = None,
         padding_idx: int | None = None,
     ) -> None:
         super().__init__()
@@ -266,7 +267,7 @@ def to_scale(name: str, scale: Any) -> Scale | None:
 
 
 def factor_of(scale: Scale | None, d_model: int, dtype: torch.dtype) -> float:
-    """Return the number for a scale, in a model of this width and dtype."""
+    """Return the factor that a scale means in a model of this width and dtype."""
     if not isinstance(scale, str):
         return 1.0 if scale is None else float(scale)
     factor = d_model**0.5
@@ -322,7 +323,10 @@ def unit(vectors: Float[Tensor, "count width"]) -> Float[Tensor, "count width"]:
 
 
 def _nearest(weight: Tensor, vectors: Tensor, k: int, measure: str, left_out: Tensor) -> Nearest:
-    """Return the `k` best rows for each vector outside `left_out`. Rows that are not finite come last (NaN)."""
+    """Return the `k` best rows for each vector, without the rows in `left_out`.
+
+    Rows that are not finite come last (NaN).
+    """
     vectors = unit(vectors) if measure == "cosine" else vectors
     last = torch.finfo(vectors.dtype).min
     best = vectors.new_empty(len(vectors), 0)

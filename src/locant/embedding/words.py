@@ -1,4 +1,4 @@
-"""Words of a published model: their vectors, their nearest tokens, and the similarities of the words of a list."""
+"""Words of a published model: their vectors, their nearest tokens, and the similarities between words of a list."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class Words:
         return cls(Tokenizer.load(Path(folder)), table)
 
     def ids(self, word: str) -> tuple[int, ...]:
-        """Return the word's token after a space, else its entry (such as ``##ing``), else the tokens of its parts."""
+        """Return the one token of the word after a space, if it exists.
+
+        Otherwise return the word's entry (such as ``##ing``), or the tokens of its parts.
+        """
         in_text = self.tokenizer.encode(f" {word}").tolist()
         if len(in_text) == 1:
             return tuple(in_text)

@@ -1,1 +1,1 @@
-"""Interfaces to other programs: tables for them, readers of their files, and checks of where they disagree."""
+"""Interfaces to other programs: tables for them, readers of their files, and checks of their positions."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from locant.arguments import entries, real, short_repr, whole
+from locant.arguments import Real, entries, real, short_repr, whole
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.engines.diffusers_rows import TRANSFORMERS, Picture, Transformer, head_dim_of
 from locant.errors import InputError, RangeError
@@ -73,7 +73,7 @@ def positions_from_diffusers(
     columns: int = 1,
     *,
     text: int = 0,
-    fps: float = 24.0,
+    fps: Real = 24.0,
 ) -> Positions:
     """Return the positions of an image or video, and of the text that the model rotates with it, in the model's order.
 

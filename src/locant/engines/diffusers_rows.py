@@ -42,9 +42,9 @@ class Transformer:
             ladder over the head and alternating axes.
         axes: the index of each axis, from ``t h w l``: frame, row, column, layer.
         scalings: a function of the configuration that returns a scaling for each axis.
-        grid: a function that returns, for some axes, a function from a frame, row or column to its position. On other
-            axes these numbers are the positions.
-        text: the axes on which text tokens are counted. They are at 0 on the others. ``None`` if the model does not
+        grid: a function that returns, for some axes, a function from the number of a frame, row or column to its
+            position. On other axes the number is the position.
+        text: the axes on which text tokens are counted. On the other axes they are at 0. ``None`` if the model does not
             rotate text with the image.
         text_from: the index of the first text token, or a function that returns it.
         text_last: whether text comes after the image in the sequence.
@@ -86,7 +86,7 @@ def _read_dims(key: str, *default: int) -> Callable[[Config], Sequence[int]]:
 
 
 def _shares(count: int, of: int = 1) -> Callable[[Config], Sequence[int]]:
-    """Return a function that gives axes equal shares of the head, or of its ``1 / of`` part."""
+    """Return a function that gives axes equal shares of the head, or of ``1 / of`` of the head."""
     return lambda config: [head_dim_of(config) // of // count] * count
 
 
@@ -122,7 +122,7 @@ def _omnigen(config: Config) -> list[Scaling]:
     return [LongRoPE(short_factor=short, long_factor=long, original_max_seq_len=trained, factor=most / trained)]
 
 
-def _centred(config: Config, picture: Picture) -> dict[str, Callable[[int], Fraction | int]]:
+def _centre(config: Config, picture: Picture) -> dict[str, Callable[[int], Fraction | int]]:
     """Return grids with rows and columns centred at 0."""
     return {"h": lambda row: row - (picture.h + 1) // 2, "w": lambda column: column - (picture.w + 1) // 2}
 
@@ -151,7 +151,7 @@ THETA, THETA_256 = ("rope_theta", 1e4), ("rope_theta", 256.0)
 WHOLE_WIDTH = "turns the whole width before it is split into heads, by frequencies that rise"
 
 FLUX = Transformer(dims=_read_dims("axes_dims_rope", 16, 56, 56), base=THETA, text="")
-QWEN = replace(FLUX, base=1e4, grid=_centred, text="thw", text_from=lambda picture: max(picture.h, picture.w) // 2)
+QWEN = replace(FLUX, base=1e4, grid=_centre, text="thw", text_from=lambda picture: max(picture.h, picture.w) // 2)
 Z_IMAGE = Transformer(
     dims=_read_dims("axes_dims", 32, 48, 48), base=THETA_256, text="t", text_from=1, text_last=True,
     grid=lambda config, picture: {"t": lambda t: t + picture.text + 1},
@@ -227,7 +227,7 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     "QwenImageTransformer2DModel": QWEN,
     "QwenImage21Transformer2DModel": replace(
         QWEN, text_from=0,
-        grid=lambda config, picture: {**_centred(config, picture), "t": lambda t: t + picture.text},
+        grid=lambda config, picture: {**_centre(config, picture), "t": lambda t: t + picture.text},
     ),
     "ZImageTransformer2DModel": Z_IMAGE,
     # video

@@ -1,4 +1,4 @@
-"""Read the position encoding that llama.cpp uses with a GGUF file, and compare it with a configuration.
+"""Read the position encoding that llama.cpp uses for a GGUF file, and compare it with a configuration.
 
 The metadata of a file is incomplete. The code of llama.cpp decides by architecture which dimensions form a pair. The
 factors of LongRoPE depend on the allocated context, not on the text. Dynamic scaling has no key. For YaRN, llama.cpp
@@ -8,18 +8,17 @@ reads the ends of the ramp only for some architectures, and never reads the roun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from locant.arguments import MAX_INT32, Real, short_repr, whole
+from locant.arguments import MAX_INT32, Real, whole
 from locant.checkpoints.checkpoint_folder import TensorFolder
 from locant.errors import InputError, RangeError
-from locant.extras import require
+from locant.gguf_file import GgufFile
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
 from locant.models.encodings import encoding_from_config, layer_types, rotary_layer_types
@@ -107,7 +106,8 @@ class GgufComparison:
     """A comparison of a file with a configuration.
 
     Args:
-        cos_sin_error: the largest difference between the cosines and sines of the two encodings, over the context.
+        cos_sin_error: the largest difference between the cosines and sines of the two encodings, over the context. It
+            is infinite if pairs or axes differ, and 0 if an encoding is not rotary.
         differences: sentences about the differences.
         ignored: keys of the configuration that have no effect in llama.cpp with this file, and why.
         weights: whether q and k in the file are equal to q and k in the safetensors, reordered or as they are.
@@ -147,49 +147,11 @@ def read_gguf(path: Path | str, n_ctx: int | None = None) -> GgufModel:
     return _model(_Fields(path), n_ctx)
 
 
-class _Fields:
-    """The metadata and small tensors of a file. A wrong value raises an `InputError` that names its key."""
-
-    def __init__(self, path: Path | str) -> None:
-        gguf = require("gguf", "reading GGUF files")
-        if not Path(path).is_file():
-            raise InputError(f"got no file {path}", "pass the path of a .gguf file")
-        self.path = Path(path)
-        with self._read_as("the header"):
-            self._reader = gguf.GGUFReader(path)
-            self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self.architecture = self._text("general.architecture")
-
-    @contextmanager
-    def _read_as(self, what: str) -> Generator[None]:
-        """Raise `InputError` with the name of the part of the file that cannot be read."""
-        try:
-            yield
-        except Exception as error:  # unexpected bytes can make the reader raise anything
-            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {short_repr(str(error))}"
-            raise InputError(got, "download or convert the file again") from error
-
-    def _value(self, key: str) -> Any:
-        field = self._reader.fields.get(key)
-        if field is None:
-            return None
-        with self._read_as(f"the key {key}"):
-            return field.contents()
-
-    def _text(self, key: str, default: str | None = None) -> str:
-        value = self._value(key)
-        value = default if value is None else value
-        if not isinstance(value, str) or not value:
-            raise self.wrong(key, value, "a name")
-        return value
-
-    def wrong(self, key: str, value: object, expected: str) -> InputError:
-        """Return the error for a key that has a wrong value or no value."""
-        got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={short_repr(value)}"
-        return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
+class _Fields(GgufFile):
+    """The keys of the architecture of a file."""
 
     def has(self, key: str) -> bool:
-        return self._value(f"{self.architecture}.{key}") is not None
+        return self.value(f"{self.architecture}.{key}") is not None
 
     def text(self, key: str, default: str) -> str:
         return self._text(f"{self.architecture}.{key}", default)
@@ -213,7 +175,7 @@ class _Fields:
 
     def _largest(self, key: str, default: Real | None, expected: str, test: Callable[[Real], bool]) -> Real:
         key = f"{self.architecture}.{key}"
-        value = self._value(key)
+        value = self.value(key)
         if value is None and default is not None:
             return default
         each: list[Any] = value if isinstance(value, list) else [value]
@@ -224,22 +186,17 @@ class _Fields:
         return largest
 
     def factors(self, name: str, num_pairs: int) -> tuple[float, ...] | None:
-        """Return a divisor for each pair, from the tensor with this name. The file has one tensor, or one per layer."""
+        """Return a divisor for each pair, from the tensor with this name.
+
+        A file has one such tensor, or one per layer.
+        """
         for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
             if tensor in self.tensors:
-                values = self.dequantised(tensor).ravel()
+                values = self.dequantise(tensor).ravel()
                 if len(values) != num_pairs or not (np.isfinite(values) & (values > 0)).all():
                     raise self.wrong(tensor, values.tolist(), f"{num_pairs} numbers above 0, one for each pair")
                 return tuple(values.tolist())
         return None
-
-    def dequantised(self, name: str) -> np.ndarray:
-        """Return a tensor as float32."""
-        from gguf.quants import dequantize
-
-        tensor = self.tensors[name]
-        with self._read_as(f"the tensor {name}"):
-            return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
 def _model(fields: _Fields, n_ctx: int | None) -> GgufModel:
@@ -297,12 +254,15 @@ def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
         notes.append("this encoding has only the rotated dimensions of multi-head latent attention")
     base = fields.number("rope.freq_base", DEFAULT_BASE, above=0)
     if fields.architecture in UNROTATED:
-        notes.append("the code of this architecture does not rotate some layers; this is the encoding of the others")
+        notes.append(
+            "layers that rotate have this encoding, and the code of the architecture does not rotate some layers"
+        )
     if fields.has("rope.freq_base_swa") or fields.architecture in LOCAL_BASE:
         local = fields.number("rope.freq_base_swa", DEFAULT_BASE, above=0)
         base_of_windows = spell(local)
         note = (
-            f"layers with a window have the base {base_of_windows} and no scaling; this is the encoding of the others"
+            "layers with full attention have this encoding, and layers with a window have the base "
+            f"{base_of_windows} and no scaling"
         )
         notes.append(note)
     scaling = _scaling(fields, n_ctx, rotary_dim // 2, notes)
@@ -383,7 +343,8 @@ def compare_gguf(
         folder: a folder of safetensors, whose q and k are compared with q and k of the file.
 
     Raises:
-        InputError: the file or the configuration cannot be read, or the configuration has no rotary positions.
+        InputError: the file, the configuration or the folder cannot be read, or locant has no encoding for the
+            positions.
     """
     fields = _Fields(path)
     model = _model(fields, n_ctx)
@@ -391,7 +352,7 @@ def compare_gguf(
     kinds = rotary_layer_types(full) or layer_types(full) or (None,)
     kind = "full_attention" if "full_attention" in kinds else kinds[0]
     stated = encoding_from_config(full, layer_type=kind)
-    ignored = dict(_ignored(fields, full, kind))
+    ignored = dict(_find_ignored_keys(fields, full, kind))
     if not (isinstance(stated, Rotary) and isinstance(model.encoding, Rotary)):
         same = repr(stated) == repr(model.encoding)
         differences = () if same else (f"the file has {model.encoding}, the configuration {stated}",)
@@ -433,7 +394,7 @@ def _cos_sin_error(in_file: Rotary, in_config: Rotary, n_ctx: int) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tuple[str, str]]:
+def _find_ignored_keys(fields: _Fields, config: Config, kind: str | None) -> Iterator[tuple[str, str]]:
     """Yield the keys of a configuration that llama.cpp does not support, and why."""
     rope = rope_dictionary(config)
     if is_per_layer(rope):
@@ -461,7 +422,7 @@ def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str |
         if in_file not in fields.tensors or in_folder is None:
             return None
         plain = folder.tensor(in_folder).float().numpy()
-        weight = fields.dequantised(in_file)
+        weight = fields.dequantise(in_file)
         num_heads = fields.whole(count, fields.whole("attention.head_count"))
         if weight.size != plain.size or len(plain) % (2 * num_heads):
             answers.add("of another size")

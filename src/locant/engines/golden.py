@@ -50,7 +50,7 @@ SCALINGS: dict[str, Scaling] = {
 POSITIONS = (
     0, 1, 2, 3, 7, 64, 255, 256, TRAINED - 1, TRAINED, 65_535, 65_536, 131_071, 1_000_000, 2**24 + 1, LONGEST - 1,
 )  # fmt: skip
-"""Positions around the limits of bytes and the trained length, one beyond float32's exact integers, and the last."""
+"""Positions around the limits of bytes and the trained length, one beyond float32's integers, and the last position."""
 
 
 def golden_vectors() -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -95,7 +95,7 @@ def write_golden(path: Path) -> int:
 
 
 def _numbers(rows: int, columns: int) -> Tensor:
-    """Return reproducible numbers from -1 to 1, from multiples of an odd number modulo 2^24, exact in float32."""
+    """Return reproducible numbers from -1 to 1. They are multiples of an odd number modulo 2^24, exact in float32."""
     count = torch.arange(rows * columns, dtype=torch.int64).reshape(rows, columns)
     return (count * 10_368_889 % 2**24).to(torch.float32) / 2**23 - 1
 

@@ -1,8 +1,8 @@
-"""Reuse cached keys at other positions, when a cached text follows another text or moves up in a conversation.
+"""Reuse cached keys at other positions, if a cached text follows another text or moves up in a conversation.
 
-Two rotations are equal to one rotation by the sum of their angles, so keys move by one more rotation, which is the same
-for all tokens of a span. Values do not change. One error remains: in every layer but the first, keys and values depend
-on the tokens before them, and moved keys and values come from another context.
+Two rotations are equal to one rotation by the sum of their angles. So one more rotation, the same for all tokens of a
+span, moves the keys. Values do not change. One error remains. In every layer but the first, keys and values depend on
+the tokens before them, and moved keys and values come from another context.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from locant.checkpoints.pretrained import describe_layers
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate
 from locant.models.encodings import encoding_from_config
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions import PositionEncoding, Positions, Rotary
 from locant.positions.positions import require_positions
 from locant.positions.temperature import Tempered
@@ -76,12 +76,13 @@ def move_cache(
         latent_layout: the layout of cached keys in multi-head latent attention, where `transformers` caches the rotated
             part as values. Use ``"half"`` for DeepSeek-V3 and models with its code, which sorts dimensions before it
             rotates, so that ``rope_interleave`` does not matter. Use ``"interleaved"`` for DeepSeek-V2. It is required
-            for such models, because the wrong layout silently causes errors of 7.
+            for such models, because the wrong layout silently gives wrong keys.
 
     Raises:
-        LocantError: the cache is quantised, or has other rotated states. Or the encoding is not rotary, or is one
-            `Rotary` for a model whose layers differ.
-        RangeError, ShapeError: spans exceed the cache or overlap, or the keys do not fit the encoding.
+        LocantError: the cache is quantised, needs gradients or has other rotated states, the encoding is not rotary,
+            one `Rotary` is passed for a model whose layers differ, or `latent_layout` is missing or does not fit.
+        RangeError, ShapeError: spans exceed the cache or overlap, `by`, `positions` or the encoding does not fit them
+            or the keys, or a token would move to a position without an angle.
 
     >>> rotary, keys = Rotary(8), torch.randn(1, 2, 3, 8)
     >>> rotated = rotary.rotate_one(keys, Positions.arange(3))
@@ -140,7 +141,7 @@ def _checked_move(keys: Tensor, rotary: Rotary, by: object, spans: Spans | None,
 
 
 def _encoding_of_keys(encoding: Any) -> Rotary | None:
-    """Return the encoding of keys of one layer that are passed as a tensor."""
+    """Return the encoding of one layer's keys, which are passed as a tensor."""
     encodings = encoding if isinstance(encoding, (PositionEncoding, list, tuple)) else _encodings_of_model(encoding)
     if isinstance(encodings, (list, tuple)) and len({repr(each) for each in encodings}) != 1:
         raise LocantError(
@@ -173,7 +174,7 @@ def _encodings_of_layers(encoding: Any, layers: Sequence[Any]) -> Rotary | Seque
 def _has_latent_attention(encoding: Any) -> bool:
     """Return whether this is a model or a configuration with multi-head latent attention."""
     is_model = not isinstance(encoding, (PositionEncoding, list, tuple))
-    return is_model and read(_config_of(encoding))[1].rotary_keys.latent
+    return is_model and read_config(_config_of(encoding))[1].rotary_keys.latent
 
 
 def _config_of(model: Any) -> Any:
@@ -187,7 +188,7 @@ def _config_of(model: Any) -> Any:
 def _encodings_of_model(model: Any) -> list[PositionEncoding]:
     """Return the encoding of each layer of a model or a configuration."""
     config = _config_of(model)
-    values, _ = read(config)
+    values, _ = read_config(config)
     if any(describe_layers(values)):
         raise LocantError("got a model with other encodings swapped into its layers", PER_LAYER)
     kinds = [layer.kind for layer in layer_strip(config)]

@@ -19,8 +19,8 @@ def rotary_model(
     """Return a model with one operator, ``RotaryEmbedding``, that rotates as `rotary` does and contains its tables.
 
     The inputs are ``x``, float32 ``[batch, num_heads, seq, head_dim]``, and ``positions``, int64 ``[batch, seq]``. The
-    output is ``y``. To use it in a larger model, copy its node and its two initialisers. Or export a module that calls
-    `Rotary.rotate`, which computes the same angles at any position and needs no tables.
+    output is ``y``. To use it in a larger model, copy its node and its two initialisers. You can also export a module
+    that calls `Rotary.rotate`, which computes the same angles at any position and needs no tables.
 
     Args:
         num_heads: the number of heads of `x`.

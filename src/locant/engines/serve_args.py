@@ -12,7 +12,7 @@ from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.engines.gguf import ALWAYS_ROUNDED, NO_DYNAMIC
 from locant.errors import InputError, Remedy
 from locant.models.config_values import LENGTHS, TRAINED, part_key
-from locant.models.registry import read_known
+from locant.models.registry import read_known_config
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_to_config import rotary_to_config
 from locant.positions.scaling import Linear, YaRN
@@ -80,6 +80,7 @@ def serve_arguments(
 
     Raises:
         InputError: the model cannot be extended, or the engine does not support the scaling.
+        RangeError: the engine or the scaling is unknown, or `to` does not exceed the trained length.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> config["max_position_embeddings"] = 4096
@@ -123,11 +124,14 @@ def _flags(engine: str, override: Mapping[str, Any], to: int) -> tuple[str, ...]
 
 
 def _override(extension: Extension, engine: str) -> Mapping[str, Any]:
-    """Return the changed keys, nested as in the configuration, with all rope parameters, as servers replace all."""
+    """Return the changed keys, nested as in the configuration.
+
+    They include all rope parameters, because servers replace all of them.
+    """
     override = {key: new for key, (_, new) in extension.changed.items()}
     rotary = extension.rotary[1]
     if engine != "transformers":
-        values, architecture = read_known(extension.config)
+        values, architecture = read_known_config(extension.config)
         lengths = {key: value for key, value in override.items() if key in (*LENGTHS, TRAINED)}
         if _multiplies_length(extension, engine, values["model_type"]):
             lengths = {}  # the server multiplies the length itself

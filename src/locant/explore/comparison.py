@@ -85,7 +85,7 @@ class StepWriter(Screen):
     interrupted = False
 
     def interrupt(self, *_: object) -> None:
-        """Handle the signal."""
+        """Handle the signal by an exception."""
         self.interrupted = True
         raise KeyboardInterrupt
 

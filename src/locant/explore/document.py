@@ -1,7 +1,7 @@
-"""Make the explorer's page: with separate modules from a server, or as one file that holds its numbers.
+"""Make the explorer's page, with separate modules from a server or as one file that holds its numbers.
 
-Without a server, the modules are joined into one. Each module becomes the body of a function that returns its exports,
-after the modules that it imports. Every import must be one line that imports names from a file.
+Without a server, the modules are joined into one. Each module follows the modules that it imports, and becomes the body
+of a function that returns its exports. Every import must be one line that imports names from a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def modules() -> dict[str, str]:
 
 @cache
 def stylesheet() -> str:
-    """Return the style sheet of the page or the widget: the colours of locant's pictures, and the rules."""
+    """Return the style sheet of the page or the widget, with the colours of locant's pictures and the rules."""
     light = _colors(LIGHT, card="#f6f7f9", accent="#0b62a8", mark="#e8f1fa")
     dark = _colors(DARK, card="#1d2126", accent="#6cb2ea", mark="#22303d")
     return (
@@ -47,12 +47,12 @@ def _colors(theme: Theme, **more: str) -> str:
     return colors(theme, **{f"curve-{number}": color for number, color in enumerate(theme.curves, 1)}, **more)
 
 
-def served() -> str:
+def render_live_page() -> str:
     """Return the page that requests its numbers from a server."""
     return _page("./screens/", None)
 
 
-def exported(answer: Mapping[str, Any]) -> str:
+def render_saved_page(answer: Mapping[str, Any]) -> str:
     """Return a page with one answer, as one file."""
     return _page("screens/", answer, style=stylesheet(), script=bundle("start.js"))
 
@@ -60,10 +60,10 @@ def exported(answer: Mapping[str, Any]) -> str:
 @cache
 def bundle(entry: str) -> str:
     """Return one module with this file of the page (as ``joined[entry]``), its imports and every screen."""
-    return joined((*(f"screens/{name}.js" for name in screens()), entry), modules())
+    return bundle_modules((*(f"screens/{name}.js" for name in screens()), entry), modules())
 
 
-def joined(paths: Iterable[str], sources: Mapping[str, str]) -> str:
+def bundle_modules(paths: Iterable[str], sources: Mapping[str, str]) -> str:
     """Return one module with these files and their imports, each as ``joined[path]``."""
     parts: dict[str, str] = {}
 

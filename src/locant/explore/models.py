@@ -1,7 +1,8 @@
-"""Compute attention weights for a row of tokens: in this package's small decoder, a random one, or a model in a folder.
+"""Compute attention weights for a row of tokens in the small decoder, a random decoder, or a model in a folder.
 
-The small decoder was trained on the documentation that ships with CPython. Its training steps alternated between the
-encodings, which share all other weights. ``benchmarks/small_model.py`` trains it again. It has 350 kB of float16.
+This package's small decoder was trained on the documentation that ships with CPython. The training steps alternated
+between the encodings, which share all other weights. It has 350 kB of float16 weights. ``benchmarks/small_model.py``
+trains it again.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from locant.attention import attend
-from locant.figures.plot import seeded
+from locant.checkpoints.loading import silence_transformers
+from locant.figures.plot import fixed_seed
 from locant.figures.scores import with_random_tables
 from locant.lab.candidate import Candidate
 from locant.lab.decoder import Block, Decoder
-from locant.lab.language_model import load_config, quiet, stated_length, trained_length
+from locant.lab.language_model import load_config, stated_length, trained_length
 from locant.lab.position_overrides import PositionOverride
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
@@ -32,9 +34,9 @@ from locant.swapping import swap
 FOLDER = Path(__file__).parent / "small_model"
 WEIGHTS = "model.safetensors"
 ENCODINGS = ("rotary", "alibi", "sinusoidal", "t5", "learned", "nope")
-WAYS = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
+OVERRIDES = ("own", "nope", "alibi", "sinusoidal", "linear:4", "ntk:4", "yarn:4")
 """The encodings to choose from for a model in a folder. None of them needs training."""
-OF_ENCODINGS = "encodings."
+ENCODING_PREFIX = "encodings."
 """The prefix of the names of the encodings' weights."""
 VOCAB_SIZE, LENGTH = 1024, 128
 D_MODEL, NUM_LAYERS, NUM_HEADS = 64, 2, 4
@@ -51,7 +53,7 @@ class Layer(NamedTuple):
     """The bias added to the scores."""
 
 
-def encoding_of(name: str) -> PositionEncoding:
+def build_encoding(name: str) -> PositionEncoding:
     """Return the encoding with this name, for the sizes of this decoder."""
     return Candidate.of(name).build(ModelShape(d_model=D_MODEL, num_heads=NUM_HEADS, max_seq_len=LENGTH))
 
@@ -59,8 +61,8 @@ def encoding_of(name: str) -> PositionEncoding:
 @lru_cache(maxsize=8)
 def untrained_model(name: str, vocab_size: int) -> Decoder:
     """Return a decoder with any encoding and the same random weights each time."""
-    with seeded(0):
-        encoding = with_random_tables(encoding_of(name))
+    with fixed_seed(0):
+        encoding = with_random_tables(build_encoding(name))
         return Decoder(vocab_size, encoding, d_model=D_MODEL, num_layers=NUM_LAYERS, num_heads=NUM_HEADS).eval()
 
 
@@ -72,8 +74,8 @@ def small_model(name: str) -> Decoder:
     >>> weights.shape, bool(weights[0, 0, 1:].any())
     (torch.Size([4, 3, 3]), False)
     """
-    weights, own = load_file(FOLDER / WEIGHTS), f"{OF_ENCODINGS}{name}."
-    shared = {key: weight for key, weight in weights.items() if not key.startswith(OF_ENCODINGS)}
+    weights, own = load_file(FOLDER / WEIGHTS), f"{ENCODING_PREFIX}{name}."
+    shared = {key: weight for key, weight in weights.items() if not key.startswith(ENCODING_PREFIX)}
     encoding_weights = {key.removeprefix(own): weight for key, weight in weights.items() if key.startswith(own)}
     model = untrained_model.__wrapped__(name, VOCAB_SIZE)
     model.load_state_dict({**shared, **{f"embedding.encoding.{key}": each for key, each in encoding_weights.items()}})
@@ -116,7 +118,7 @@ def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: s
 @lru_cache(maxsize=1)
 def _model(folder: str) -> Any:
     config = load_config(folder)
-    with quiet():
+    with silence_transformers():
         from transformers import AutoModel
 
         options: Any = {"attn_implementation": "eager", "local_files_only": True, "use_safetensors": True}

@@ -9,12 +9,12 @@ import traitlets
 
 from locant.errors import LocantError
 from locant.explore.document import bundle, stylesheet
-from locant.explore.screens import answer, answer_alone, as_json, find_screen, sentence
+from locant.explore.screens import answer, answer_for_one_screen, as_json, find_screen, sentence
 from locant.explore.session import Session
 
 
 class Widget(anywidget.AnyWidget):
-    """One screen. `settings` are the settings of an address, which the visitor or Python can change.
+    """One screen. The visitor or Python can change `settings`, which are the settings of an address.
 
     If they are wrong, `refused` holds the error and the previous picture stays.
     """
@@ -33,7 +33,7 @@ class Widget(anywidget.AnyWidget):
         self._screen, self._session = screen, session
         super().__init__(
             title=found.title, about=found.about, module=f"screens/{screen}.js", settings=settings,
-            answer=as_json(answer_alone(screen, settings, session)),
+            answer=as_json(answer_for_one_screen(screen, settings, session)),
         )  # fmt: skip
         self.observe(self._ask, "settings")
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from locant.errors import InputError, LocantError
-from locant.explore.document import exported, modules, served, stylesheet
+from locant.explore.document import modules, render_live_page, render_saved_page, stylesheet
 from locant.explore.screens import answer, answer_link, as_json
 from locant.explore.screens.results import start
 from locant.explore.session import MAX_DROPPED, Session, State
@@ -53,7 +53,7 @@ def application(session: Session, token: str) -> ASGIApp:
     """Return the explorer as an ASGI application behind its guard. Slow work runs in threads."""
 
     def page(request: Request) -> Response:
-        return HTMLResponse(served())
+        return HTMLResponse(render_live_page())
 
     def file(request: Request) -> Response:
         path = request.path_params["path"]
@@ -87,7 +87,7 @@ def application(session: Session, token: str) -> ASGIApp:
         screen = settings.pop("screen", "")
         shared = replace(session, is_shared=True)
         download = {"Content-Disposition": 'attachment; filename="locant.html"'}
-        return HTMLResponse(exported(answer(screen, settings, shared)), headers=download)
+        return HTMLResponse(render_saved_page(answer(screen, settings, shared)), headers=download)
 
     routes = [
         Route("/", page),
@@ -102,10 +102,10 @@ def application(session: Session, token: str) -> ASGIApp:
     handlers: Any = {LocantError: _refuse, ClientDisconnect: _give_up, Exception: _fail}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False  # it would redirect to an address without the token
-    return _guarded(inner, token)
+    return _reject_foreign_requests(inner, token)
 
 
-def _guarded(inner: ASGIApp, own_token: str) -> ASGIApp:
+def _reject_foreign_requests(inner: ASGIApp, own_token: str) -> ASGIApp:
     """Pass on only requests from this machine's own page, and remove the token from their paths."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,7 +148,7 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """Return the body, up to a limit. The rest is read and dropped, or a sending client would lose the answer."""
+    """Return the body, up to a limit. Read and drop the rest, so that a client that still sends gets the answer."""
     parts, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
@@ -195,7 +195,7 @@ def run(session: Session, port: int, token: str, when_ready: Callable[[str], Non
 
     # A screen is many small operations. On a busy machine, the threads of each operation would wait for each other.
     torch.set_num_threads(1)
-    # If the protocol is named, asyncio sends every part of an answer at once. Otherwise the last one waits for 40 ms.
+    # If the protocol is named, asyncio sends every part of an answer at once. Otherwise the last part waits for 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))

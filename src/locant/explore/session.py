@@ -59,7 +59,7 @@ class State:
     >>> state = State({"length": "64"})
     >>> state.whole("length", 128, 2, 4096), state.one_of("layout", "half", ["half", "interleaved"])
     (64, 'half')
-    >>> state.settled
+    >>> state.settings
     {'length': '64', 'layout': 'half'}
     """
 
@@ -69,7 +69,7 @@ class State:
         self.controls: dict[str, Any] = {} if controls is None else controls
 
     @property
-    def settled(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """Every setting that was read, including defaults."""
         return {name: control["text"] for name, control in self.controls.items()}
 
@@ -83,8 +83,8 @@ class State:
     ) -> int:  # fmt: skip
         """Read an integer. With `even`, it must be even. With `log`, the slider moves by factors.
 
-        `follows` means that the limits depend on other settings. If a change of those puts the number outside
-        its limits, it becomes the nearest limit.
+        `follows` means that the limits depend on other settings. If these settings put the number outside its limits,
+        it becomes the nearest limit.
         """
         value = self._number(name, default, int)
         if follows and isinstance(value, int):
@@ -145,7 +145,7 @@ class Session:
     Args:
         files: texts, folders of reports and folders of models, from the command line.
         configs: configurations from the command line, by name.
-        is_shared: whether the answer leaves this machine, so it must not contain the names of folders.
+        is_shared: whether the answer leaves this machine, so that it must not contain the names of folders.
     """
 
     files: Sequence[Path] = ()
@@ -165,7 +165,7 @@ class Session:
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
                 raise InputError(got, "pass the folder of a model, or of a report of locant compare or evaluate")
         session = cls([Path(file) for file in files])
-        local = _by_name([Path(source) for source in configs if Path(source).exists()])
+        local = _shorten_names([Path(source) for source in configs if Path(source).exists()])
         presets = {source: source for source in configs if not Path(source).exists()}
         sources = {**local, **presets, **session.models}
         session.configs = {name: read_source(source) for name, source in sources.items()}
@@ -174,9 +174,9 @@ class Session:
     @cached_property
     def names(self) -> dict[str, Path]:
         """The files by their names in addresses and on the page."""
-        return _by_name(self.files)
+        return _shorten_names(self.files)
 
-    def written(self, name: str) -> str:
+    def path_in_code(self, name: str) -> str:
         """Return the path of the file for Python code, or only its name if the answer is shared."""
         return name if self.is_shared else str(self.names.get(name, self.reports.get(name, name)))
 
@@ -194,8 +194,8 @@ class Session:
     def reports(self) -> dict[str, Path]:
         """All other folders, and the model folders that `locant tune` wrote.
 
-        If there are none, these are the `USUAL` folders. If those do not exist either, these are the recorded reports
-        of this package.
+        If there are none, return the `USUAL` folders. If these do not exist either, return the recorded reports of this
+        package.
         """
         folders = {name: file for name, file in self.names.items() if file.is_dir()}
         reports = {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
@@ -209,7 +209,7 @@ class Session:
         self.dropped = dict([*files.items()][-MAX_KEPT:])
         return key
 
-    def chosen(
+    def choose(
         self, state: State, setting: str, first: str, names: Sequence[str], titles: Mapping[str, str] | None = None
     ) -> tuple[str, Dropped | None]:
         """Return the name in an address and ``None``, or the key of a dropped file and that file."""
@@ -220,10 +220,10 @@ class Session:
         name = state.one_of(setting, first, [*names, *files], {**(titles or {}), **file_titles})
         return name, files.get(name)
 
-    def chosen_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
+    def choose_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
         """Return the name, title and configuration of the chosen preset, command-line model or dropped file."""
-        models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # they come first, and win over presets
-        name, dropped = self.chosen(state, "model", next(iter(self.configs), FIRST_MODEL), [*models])
+        models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # they come first and override presets
+        name, dropped = self.choose(state, "model", next(iter(self.configs), FIRST_MODEL), [*models])
         if dropped is None:
             return name, name, models[name]
         try:
@@ -246,7 +246,7 @@ class Session:
             comparison.stop(wait=wait)
 
 
-def _by_name(files: Sequence[Path]) -> dict[str, Path]:
+def _shorten_names(files: Sequence[Path]) -> dict[str, Path]:
     """Name the files by the shortest distinct ends of their paths."""
     parts = {file.resolve().parts: file for file in files}
 

@@ -29,8 +29,8 @@ visible.
 def draw_bias(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme, causal: bool | None = None) -> None:
     """Draw the bias of the last query's keys by distance, and maps of query and key on one scale.
 
-    A bias that depends on the tokens is drawn for random tokens. Tables that begin as zeros are filled with random
-    numbers. The title states this.
+    A bias that depends on the tokens is drawn for random tokens. If the whole bias is 0, tables that begin as zeros are
+    filled with random numbers. The title states this.
     """
     title = f"{type(encoding).__name__}: bias on the scores"
     if not bias_map(encoding, length).any():

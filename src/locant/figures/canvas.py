@@ -1,9 +1,8 @@
-"""Draw the common parts of all pictures: themes, a palette, heat maps and legends. Files are written atomically.
+"""Draw the common parts of all pictures, such as themes, heat maps and legends, and write files atomically.
 
-Colours are safe for colour-blind readers, and colour is never the only difference, because curves also differ in dash
-and marker. Values of one sign use cividis, signed values use a diverging map centred on 0, and angles use a cyclic map.
-This file uses only matplotlib's object interface, never pyplot, so it does not need a display or a global list of
-figures.
+Colours are safe for colour-blind readers. Curves never differ in colour alone, but also in dash and marker. Values of
+one sign use cividis, signed values use a diverging map centred on 0, and angles use a cyclic map. This file uses only
+matplotlib's object interface, never pyplot, so it does not need a display or a global list of figures.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MAX_NUMBERED_SIZE = 8
-"""The largest number of rows or columns of a table for which numbers are written into the cells."""
+"""Heat maps with at most this number of rows and of columns also show their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +142,12 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 
 def require_matplotlib() -> None:
-    """Raise unless matplotlib is installed. An extra of this package installs it."""
+    """Raise `InputError` unless matplotlib is installed. An extra of this package installs it."""
     require("matplotlib", "drawing a picture")
 
 
 def require_figure(path: Path | None) -> None:
-    """Raise unless a picture can be written to `path`. ``None`` means no picture."""
+    """Raise `InputError` unless a picture can be written to `path`. ``None`` means no picture."""
     if path is None:
         return
     require_matplotlib()
@@ -158,7 +157,7 @@ def require_figure(path: Path | None) -> None:
 
 
 def range_of(low: float, high: float) -> tuple[str, float, float]:
-    """Return the colour map for values from `low` to `high`, and its limits. With two signs, 0 is in the middle."""
+    """Return the colour map for values from `low` to `high`, and its limits. If signs differ, 0 is in the middle."""
     return (SIGNED, -max(-low, high), max(-low, high)) if low < 0 < high else (ONE_SIGN, low, high)
 
 

@@ -1,4 +1,4 @@
-"""Draw position vectors that are added to embeddings, their similarities, and vectors of words."""
+"""Draw position vectors that are added to embeddings, their similarities, and word vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS, ADDED = "position (tokens)", "added to the embedding"
 
 
 def draw_sinusoidal(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
-    """Draw every dimension of every position, a few dimensions as curves, and the product of every two positions."""
+    """Draw all dimensions at all positions, a few dimensions as curves, and the product of each pair of positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
     theme.set_title(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {spell(encoding.base, 10)}")
@@ -53,7 +53,7 @@ def _sine_column(encoding: Any, pair: int) -> int:
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """Draw the vector that is added at every position, and the similarity of every two positions."""
+    """Draw the vector that is added at each position, and the similarity of each pair of positions."""
     width = getattr(encoding, "d_model", SIZES["d_model"])
     length = min(length, getattr(encoding, "max_seq_len", length))
     with torch.no_grad():
@@ -140,11 +140,11 @@ def draw_flat_map(words: Sequence[str], places: Float[Tensor, "words 2"], theme:
     color, _, marker = theme.stroke(0)
     axes.scatter(places[:, 0], places[:, 1], s=18, color=color, marker=marker)
     middle = float(places[:, 0].min() + places[:, 0].max()) / 2
-    for word, (x, y) in zip(words, places.tolist(), strict=True):  # text grows inwards, to stay inside of the frame
+    for word, (x, y) in zip(words, places.tolist(), strict=True):  # text grows inwards, to stay inside the frame
         offset, side = ((-4, 3), "right") if x > middle else ((4, 3), "left")
         axes.annotate(word, (x, y), xytext=offset, textcoords="offset points", ha=side, fontsize=9, color=theme.ink)
     axes.margins(0.12)
-    axes.set_aspect("equal", adjustable="datalim")  # the two directions have one scale
+    axes.set_aspect("equal", adjustable="datalim")  # both directions have the same scale
     theme.style_axes(axes, title="Words in two dimensions: similar words are near", x="", y="", grid=True)
     axes.tick_params(length=0, labelbottom=False, labelleft=False)
     return figure

@@ -45,9 +45,9 @@ DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
     ("bias", "height", bias.draw_offsets, 6.4),
     ("bias", "", bias.draw_bias, 5.6),
 )
-"""A method of encodings, an attribute, the function that draws the method, and the height of the picture in inches. For
-a method of this package, the first row whose attribute the encoding has is used. Rows without an attribute draw any
-encoding.
+"""Each row has a method of encodings, an attribute, a function that draws the method, and the height of the picture in
+inches. If this package defines the method, the first row whose attribute the encoding has is used. A row without an
+attribute fits any encoding.
 """
 
 
@@ -77,7 +77,7 @@ def plot(
             Then the wavelengths before and after are drawn.
 
     Raises:
-        RangeError: a name is unknown, or the encoding does not have one of the options.
+        RangeError: a name is unknown, the length is out of range, or the options do not fit.
         InputError: a configuration cannot be read, or matplotlib is not installed.
 
     >>> figure = plot("alibi", num_heads=2, length=16)
@@ -124,7 +124,7 @@ def draw(
 
 
 def default_length(encoding: PositionEncoding) -> int:
-    """Return enough positions to see the pattern. For T5, they include distances that share the last bucket."""
+    """Return a length that shows the pattern. For T5, it includes distances that share the last bucket."""
     length = getattr(encoding, "max_distance", 0) * 3 // 2 if bias.has_buckets(encoding) else SIZES["max_seq_len"]
     return max(2, min(length, MAX_LENGTH))
 
@@ -156,12 +156,12 @@ def encoding_to_draw(
     if length is None and GRID.keys() <= {*kind.sizes()}:
         options = {**GRID, **options}
     shape = ModelShape(**sizes)
-    with seeded(TABLES + seed):
+    with fixed_seed(TABLES + seed):
         return kind.for_model(shape, **options)
 
 
 @contextmanager
-def seeded(seed: int) -> Generator[None]:
+def fixed_seed(seed: int) -> Generator[None]:
     """Seed the random numbers of `torch.nn` in the block, even if other threads use this function, too.
 
     `torch.nn` uses the generator of the process, whose state is restored afterwards.
@@ -186,7 +186,7 @@ def _drawings(encoding: PositionEncoding, trained: int | None, causal: bool | No
 
 
 def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: str) -> Figure:
-    """Draw the wavelengths of a rotary model, one row per type of layer. Draw other encodings as `locant.plot` does."""
+    """Draw the wavelengths of a rotary model, with a row per type of layer. Draw other encodings like `locant.plot`."""
     rotary = [(layers.name, layers.rotary) for layers in explanation.layers if layers.rotary is not None]
     if not rotary:
         encoding = encoding_from_config(with_defaults(config), layer_type=explanation.layers[0].name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-LEAST = 1e-9
+MIN_ERROR = 1e-9
 """The value that is drawn on a logarithmic scale for an error of zero."""
 Lengths = list[float | None]
 NUM_CURVES = 5
@@ -135,7 +135,7 @@ def wavelength_text(frequency: float) -> str:
 
 
 class Wavelengths(NamedTuple):
-    """The wavelength of each pair in positions, or ``None`` if it is not rotated. `marks` are lengths by name."""
+    """The wavelengths of each pair in positions, or ``None`` if it is not rotated. `marks` are lengths by name."""
 
     title: str
     before: Lengths
@@ -144,7 +144,7 @@ class Wavelengths(NamedTuple):
 
 
 def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
-    """Draw the wavelengths before and after for each row, with these names as labels, and their ratio."""
+    """For each row, draw the wavelengths before and after, labelled with `names`, and their ratio."""
     figure = LIGHT.blank(10.5, 0.6 + 3.6 * len(rows))
     for row, axes in zip(rows, figure.subplots(len(rows), 2, squeeze=False, width_ratios=(3, 2)), strict=True):
         _draw_row(row, axes, names, LIGHT)
@@ -225,13 +225,13 @@ def _draw_frequencies(axes: Axes, report: RotationReport, theme: Theme) -> None:
 
 def _draw_errors(axes: Axes, report: RotationReport, theme: Theme) -> None:
     color, line, marker = theme.stroke(0)
-    values = [max(error, LEAST) for error in report.errors.values()]
+    values = [max(error, MIN_ERROR) for error in report.errors.values()]
     axes.plot(
         [*report.errors], values, color=color, linestyle=line, marker=marker, markersize=4, label="without a cast"
     )
     for number, (dtype, (error, _)) in enumerate(report.casts.items(), 1):
         color, line, _ = theme.stroke(number)
-        axes.axhline(max(error, LEAST), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")
+        axes.axhline(max(error, MIN_ERROR), color=color, linestyle=line, label=f"cast to {dtype}, up to 4,097")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     theme.style_axes(axes, title="Largest error of an angle", x="position", y="radians", grid=True)

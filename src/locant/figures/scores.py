@@ -22,7 +22,7 @@ from locant.positions.base import reads_hidden_states
 from locant.positions.rotary_by_class import products
 
 FREE_HEADS = 4
-"""The number of heads to use for an encoding that works with any number."""
+"""The number of heads to use for an encoding that works with any number of heads."""
 
 TAILS = (0.1, 0.9)
 

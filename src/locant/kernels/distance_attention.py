@@ -1,10 +1,10 @@
 """Attention whose bias depends only on the distance. It stores one number of the bias per head and distance.
 
-The pair of query i and key j uses entry ``i - j + keys - 1`` of a table. If the table and the queries of a tile are in
-reverse order, row r and key j use entry ``r + j`` plus a constant. So the matrix of all pairs is a view of the table
-with strides 1 and 1. torch's fused kernel for CPUs reads this view as an additive mask, row by row from the cache, and
-no tensor of size query x key exists. The ends of the table that the attention mask hides become minus infinity. Tiles
-skip the keys to which none of their queries attends.
+The pair of query i and key j uses entry ``i - j + keys - 1`` of a table. If the table and the queries of a tile are
+reversed, row r and key j use entry ``r + j`` plus a constant. So the matrix of all pairs is a view of the table with
+strides 1 and 1. torch's fused kernel for CPUs reads this view as an additive mask, row by row from the cache, and no
+tensor of size query x key exists. Entries at the ends of the table that the attention mask hides become minus infinity.
+Tiles skip the keys to which none of their queries attends.
 
 The bias of a pair has the same bits as in a matrix. It is also added in the same way, once to the scaled score.
 

@@ -1,7 +1,7 @@
 """Read rows of a trained table, with a gradient that is summed in float32 for every dtype of the table.
 
-torch sums the gradient of a 16-bit table in 16 bits. The sum of a row that is read often stops growing when the next
-addend is less than half of the sum's last bit. In bfloat16 a sum of ones stops at 256. Here every gradient is summed in
+torch sums the gradient of a 16-bit table in 16 bits. If a row is read often, its sum stops growing when the next addend
+is less than half of the sum's last bit. In bfloat16 a sum of ones stops at 256. Here every gradient is summed in
 float32 and rounded once. Tables in float32 and float64, and tables without training, use torch's own function.
 """
 

@@ -91,7 +91,7 @@ def is_differentiated(*tensors: Tensor) -> bool:
 
 
 def is_graph_transformed() -> bool:
-    """Return whether a compiler compiles a graph with any transform, including `torch.func.vmap`."""
+    """Return whether a compiler traces a graph with any transform, including `torch.func.vmap`."""
     if not torch.compiler.is_compiling():
         return False
     return _has_graph_levels() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]

@@ -1,22 +1,21 @@
 """Check whether weights were trained with the positions that their configuration states.
 
 Weights do not show how their positions were rotated, and a model with the wrong positions still writes words. So the
-model reads one text with each plausible interpretation of its positions, called a reading. The losses are compared
-window by window. At first, a reading differs from the configuration in one thing. If a reading clearly fits better, the
-search continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
+model reads one text under each plausible hypothesis about its positions, and the losses are compared window by window.
+At first, a hypothesis differs from the configuration in one thing. If a hypothesis clearly fits better, the search
+continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A reading is dropped once it is clearly worse than the best so far, but not before two windows, or one window of 512
-tokens, were measured. It is
-clearly worse if the mean of the paired differences over parts of 32 tokens exceeds 0 by more than the margin of a 95 %
-interval by Student's t. The interval holds for all looks at all readings of one round at once (Bonferroni). The
-configuration and the readings near the best are always measured in full, and the verdict compares whole windows.
+A hypothesis is dropped if it is clearly worse than the best so far, but not before two windows, or one of 512 tokens,
+are measured. It is clearly worse if the mean of the paired differences, over parts of 32 tokens, exceeds the half-width
+of a 95 % interval by Student's t. The interval holds for all looks at all hypotheses of one round at once (Bonferroni).
+The configuration and the hypotheses near the best are always measured in full, and the verdict compares whole windows.
 
-The audit costs one forward pass over the text for the configuration and for each reading with a similar loss. It costs
-an eighth of a pass for most of the other 15 readings. Each error in the configuration adds the same cost again.
-SmolLM2-135M takes 160 seconds of one core with the defaults.
+The audit costs one forward pass over the text for the configuration, and one for each hypothesis with a similar loss.
+Most of the other 15 hypotheses cost an eighth of a pass or less. Each error in the configuration adds the same cost
+again. With the defaults, SmolLM2-135M takes 160 seconds on one core.
 
 If the layers of a model differ, a base is tried for each type of layers, and other layers get full attention or a
-sliding window. What two readings compute in the same way within a window of the text is read once.
+sliding window. What two hypotheses compute in the same way within a window of the text is measured once.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from locant.checkpoints.config_source import CONFIG
 from locant.errors import InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.lab.decoder import Decoder
+from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import (
     DTYPES,
     device_of,
@@ -48,7 +48,7 @@ from locant.lab.language_model import (
     stated_length,
     without_weights,
 )
-from locant.lab.readable import is_lab_folder, read_language_model
+from locant.lab.readable_model import read_language_model
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.significance import margin_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
@@ -86,23 +86,23 @@ PATTERNS = ((1, 0), (0, 0), (2, 1), (2, 0), (3, 0), (4, 3), (6, 5), (6, 0))
 
 The patterns are those of Gemma 2, gpt-oss, ModernBERT, Cohere 2 and Gemma 3, and Gemma 3 counted from the wrong end.
 """
-TURNED: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+SLOPE_CHANGES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "other sign": lambda bias, heads: -bias,
     "heads in reverse": lambda bias, heads: bias.unflatten(0, (-1, heads)).flip(1).flatten(0, 1),
     "none": lambda bias, heads: bias * 0,
 }
-BIASED = {"bloom": "alibi", "mpt": "position_bias"}
-"""Models that pass ALiBi to their attention, and the argument's name. Its shape is ``heads|batch * heads, 1, key``."""
+BIAS_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
+"""The argument that passes ALiBi to attention, by model type. Its shape is ``heads|batch * heads, 1, key``."""
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
-LEAST = 0.0005
+MIN_DIFFERENCE = 0.0005
 """The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
-FEWEST = 2
-"""The number of windows after which a reading may be dropped. One is enough if it has `USUAL` tokens."""
+MIN_WINDOWS = 2
+"""The number of windows after which a hypothesis may be dropped. One is enough if it has `USUAL` tokens."""
 USUAL = 512
 """The number of tokens per window, unless the model states a smaller length."""
-PART = 32
-"""The number of tokens in each part of a window. Readings are dropped by comparing these parts."""
+PART_TOKENS = 32
+"""The number of tokens in each part of a window. Hypotheses are dropped by comparing these parts."""
 WORDS = {
     "layout": "{} layout", "direction": "{} direction", "base": "base {:,.0f}", "scaling": "scaling {}",
     "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}", "window": "sliding window {:,}",
@@ -113,10 +113,10 @@ WORDS = {
 class Hypothesis:
     """A hypothesis about the positions of some weights. ``None`` means the value of the configuration.
 
-    In the reversed direction every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
-    scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to this length. ``"none"``
-    removes the scaling. The names of slopes are the keys of `TURNED`. `bases` has a base for some types of layers.
-    `full` states the layers with full attention, one of `PATTERNS`. All others have a sliding window.
+    In the reversed direction, every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
+    scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to the whole length. ``"none"``
+    removes the scaling. The names of slopes are the keys of `SLOPE_CHANGES`. `bases` has a base for some types of
+    layers. `full` states the layers with full attention, one of `PATTERNS`. All others have a sliding window.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
@@ -166,7 +166,7 @@ OWN = Hypothesis()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reversed(Scaling):
+class _ReversedScaling(Scaling):
     """The negated frequencies of another scaling."""
 
     of: Scaling
@@ -184,7 +184,7 @@ class _Reversed(Scaling):
 
 
 class _AnySubject(ABC):
-    """A model, its positions, and a method to read it with other positions.
+    """A model, its positions, and a method that gives it other positions.
 
     Args:
         own: the model's rotary encodings by layer type. The key ``None`` means all layers.
@@ -198,39 +198,39 @@ class _AnySubject(ABC):
         self.aspects: dict[str, tuple[Any, ...]] = {}
         """The values to try of each field of a hypothesis."""
         if has_slopes:
-            self.aspects = {"slopes": tuple(TURNED)}
+            self.aspects = {"slopes": tuple(SLOPE_CHANGES)}
         elif own:
             self.aspects = _by_layer_type(own)
 
     @abstractmethod
-    def read_as(self, reading: Hypothesis) -> AbstractContextManager[object]:
-        """Apply this reading to the model until the block ends."""
+    def apply(self, hypothesis: Hypothesis) -> AbstractContextManager[object]:
+        """Apply this hypothesis to the model until the block ends."""
 
-    def rotary(self, layer_type: str | None, reading: Hypothesis) -> Rotary:
-        """Return the encoding that a reading gives to a type of layers. The layout is not changed."""
+    def rotary(self, layer_type: str | None, hypothesis: Hypothesis) -> Rotary:
+        """Return the encoding that a hypothesis gives to a type of layers. The layout is not changed."""
         own = self.own[layer_type]
-        options: dict[str, Any] = {"base": dict(reading.bases).get(str(layer_type)) or reading.base or own.base}
-        if reading.share is not None:
-            options["rotary_dim"] = int(own.head_dim * reading.share)
-        if reading.scaling == "none":
+        options: dict[str, Any] = {"base": dict(hypothesis.bases).get(str(layer_type)) or hypothesis.base or own.base}
+        if hypothesis.share is not None:
+            options["rotary_dim"] = int(own.head_dim * hypothesis.share)
+        if hypothesis.scaling == "none":
             options["scaling"] = Unscaled()
-        elif reading.scaling is not None:
-            trained = self.trained() // int(reading.scaling.partition(":")[2])
+        elif hypothesis.scaling is not None:
+            trained = self.trained() // int(hypothesis.scaling.partition(":")[2])
             dim = options.get("rotary_dim", own.rotary_dim)
-            options["scaling"] = scaling_by_name(reading.scaling, trained, dim, options["base"])
-        if reading.direction == "reversed":
-            options["scaling"] = _Reversed(of=options.get("scaling", own.scaling))
+            options["scaling"] = scaling_by_name(hypothesis.scaling, trained, dim, options["base"])
+        if hypothesis.direction == "reversed":
+            options["scaling"] = _ReversedScaling(of=options.get("scaling", own.scaling))
         return own.replace(**options)
 
-    def computed(self, reading: Hypothesis) -> Sequence[object]:
-        """Return a key that is equal for two readings if both compute the same positions."""
-        rotaries = {kind: repr(self.rotary(kind, reading)) for kind in self.own}
+    def positions_key(self, hypothesis: Hypothesis) -> Sequence[object]:
+        """Return a key that is equal for two hypotheses that compute the same positions."""
+        rotaries = {kind: repr(self.rotary(kind, hypothesis)) for kind in self.own}
         layers = [
-            (rotaries.get(kind, rotaries.get(None)), window) for kind, window in self.windows(reading)
+            (rotaries.get(kind, rotaries.get(None)), window) for kind, window in self.windows(hypothesis)
         ] or rotaries.values()  # fmt: skip
-        return reading.layout or self.layout, reading.slopes, *layers
+        return hypothesis.layout or self.layout, hypothesis.slopes, *layers
 
-    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int]]:
+    def windows(self, hypothesis: Hypothesis) -> Sequence[tuple[str, int]]:
         """Return the type of each layer, and the number of tokens of a text that its window shows.
 
         The result is empty if no layer can have a sliding window.
@@ -252,8 +252,8 @@ class _Subject(_AnySubject):
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config.get_text_config()
-        self.biased = BIASED.get(self.config.model_type, "")
-        is_alibi = self.biased or getattr(self.config, "alibi", False)  # Falcon's is in its attention mask
+        self.biased = BIAS_ARGUMENTS.get(self.config.model_type, "")
+        is_alibi = self.biased or getattr(self.config, "alibi", False)  # the ALiBi of Falcon is in its attention mask
         points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
             point.require_own()
@@ -267,59 +267,59 @@ class _Subject(_AnySubject):
             if self.types and {*self.types} <= {FULL, SLIDING}:
                 self.aspects["full"] = PATTERNS
 
-    def types_of_layers(self, reading: Hypothesis) -> tuple[str, ...]:
-        """Return the type of each layer under a reading."""
-        if reading.full is None:
+    def types_of_layers(self, hypothesis: Hypothesis) -> tuple[str, ...]:
+        """Return the type of each layer under a hypothesis."""
+        if hypothesis.full is None:
             return self.types
-        every, first = reading.full
+        every, first = hypothesis.full
         return tuple(FULL if every and layer % every == first else SLIDING for layer in range(len(self.types)))
 
-    def windows(self, reading: Hypothesis) -> Sequence[tuple[str, int]]:
+    def windows(self, hypothesis: Hypothesis) -> Sequence[tuple[str, int]]:
         if "window" not in self.aspects:
             return ()
-        window = self.config.sliding_window if reading.window is None else reading.window or self.length
-        types = self.types_of_layers(reading) or (SLIDING,)
+        window = self.config.sliding_window if hypothesis.window is None else hypothesis.window or self.length
+        types = self.types_of_layers(hypothesis) or (SLIDING,)
         return [(kind, self.length if kind == FULL else min(window, self.length)) for kind in types]
 
     @contextmanager
-    def read_as(self, reading: Hypothesis) -> Generator[None]:
+    def apply(self, hypothesis: Hypothesis) -> Generator[None]:
         with ExitStack() as undo:
-            if reading.full is not None or reading.window is not None:
-                self._rebuild(reading, undo)
-            if reading.slopes is not None:
-                self._change_bias(TURNED[reading.slopes], undo)
-            if reading.layout not in (None, self.layout):
-                self._reorder(reading.layout, undo)
-            rotaries = {kind: self.rotary(kind, reading) for kind in self.own}
+            if hypothesis.full is not None or hypothesis.window is not None:
+                self._rebuild(hypothesis, undo)
+            if hypothesis.slopes is not None:
+                self._change_bias(SLOPE_CHANGES[hypothesis.slopes], undo)
+            if hypothesis.layout not in (None, self.layout):
+                self._reorder(hypothesis.layout, undo)
+            rotaries = {kind: self.rotary(kind, hypothesis) for kind in self.own}
             layered = None not in rotaries or len(rotary_layer_types(self.config)) < len(layer_types(self.config))
-            if reading.share is not None and (layered or reading.layout not in (None, self.layout)):
+            if hypothesis.share is not None and (layered or hypothesis.layout not in (None, self.layout)):
                 got = "a share of each head is not tried with another layout, or for layers that differ"
-                raise InputError(got, "use another reading")  # these pairs are rotated inside each layer's attention
+                raise InputError(got, "use another hypothesis")  # these pairs are rotated inside each layer's attention
             if [*map(repr, rotaries.values())] != [*map(repr, self.own.values())]:
                 undo.enter_context(swap(self.model, layers=lambda _, kind: rotaries.get(kind, rotaries.get(None))))
             yield
 
-    def _rebuild(self, reading: Hypothesis, undo: ExitStack) -> None:
+    def _rebuild(self, hypothesis: Hypothesis, undo: ExitStack) -> None:
         """Let the model have the modules of another model with the same weights and with other windows."""
         config = copy.deepcopy(self.model.config)
         text = config.get_text_config()
         if self.types:
-            text.layer_types = [*self.types_of_layers(reading)]
-        if reading.window is not None:
-            text.sliding_window = reading.window or self.length
+            text.layer_types = [*self.types_of_layers(hypothesis)]
+        if hypothesis.window is not None:
+            text.sliding_window = hypothesis.window or self.length
         with Weightless():
             other = type(self.model)(config).eval()
         other.load_state_dict(self.model.state_dict(), assign=True)
         other.tie_weights()
         if any(each.is_meta for each in (*other.parameters(), *other.buffers())):
             got = f"got {type(other).__name__}, which computes some values only while its weights are loaded"
-            raise InputError(got, "use another reading")
+            raise InputError(got, "use another hypothesis")
         other.to(self.model.device)
         undo.callback(vars(self.model).update, _modules=self.model._modules, config=self.model.config)
         vars(self.model).update(_modules=other._modules, config=config)
 
     def _reorder(self, layout: Layout | None, undo: ExitStack) -> None:
-        """Reorder rows of queries and keys, so that the model's own code rotates the pairs of this layout."""
+        """Reorder the weights of queries and keys, so that the model's own code rotates the pairs of this layout."""
         state, to = self.model.state_dict(), self.layout
         for name, rows in convert_layout(state, self.model.config, source=layout, to=cast(Layout, to)).items():
             if rows is not state[name]:
@@ -350,7 +350,7 @@ def _with_both_types(own: dict[str | None, Rotary], config: Any) -> dict[str | N
 
 
 class _LabSubject(_AnySubject):
-    """A decoder of `locant train`. Its encoding can express every part of a reading."""
+    """A decoder of `locant train`. Its encoding can express every part of a hypothesis."""
 
     def __init__(self, model: Any) -> None:
         self.model: Decoder = model
@@ -364,15 +364,15 @@ class _LabSubject(_AnySubject):
             raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
         return self.model.train_length
 
-    def read_as(self, reading: Hypothesis) -> AbstractContextManager[object]:
+    def apply(self, hypothesis: Hypothesis) -> AbstractContextManager[object]:
         encoding = self.model.encoding
-        if reading.slopes is not None and isinstance(encoding, ALiBi):
+        if hypothesis.slopes is not None and isinstance(encoding, ALiBi):
             slopes = torch.as_tensor(encoding.slopes).detach()
-            turned = TURNED[reading.slopes](slopes, len(slopes)).tolist()
+            turned = SLOPE_CHANGES[hypothesis.slopes](slopes, len(slopes)).tolist()
             encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
         elif self.own:
-            encoding = self.rotary(None, reading).replace(layout=reading.layout or self.layout)
-        return self.model.reading_with(encoding)
+            encoding = self.rotary(None, hypothesis).replace(layout=hypothesis.layout or self.layout)
+        return self.model.use_encoding(encoding)
 
 
 def audit(
@@ -385,28 +385,29 @@ def audit(
     dtype: str | Any = "auto",
     on_step: Callable[[int, int, str], object] = lambda done, total, report: None,
 ) -> dict[str, Any]:
-    """Find the reading of a model's positions under which it predicts a text best. The result is ready for JSON.
+    """Find the hypothesis about a model's positions under which it predicts a text best. Return JSON values.
 
     The verdict is one of these:
 
-    - ``"fits"``: no other reading is better than the configuration or within noise of it;
-    - ``"another fits"``: another reading is clearly better than the configuration;
-    - ``"cannot tell"``: other readings are within noise of the configuration, and none is better;
-    - ``"not explained"``: the best reading predicts the text no better than counting words does, so the weights have a
-      convention that is not among the readings, or they are broken, or the text is of another kind;
+    - ``"fits"``: no other hypothesis is better than the configuration or within noise of it;
+    - ``"another fits"``: another hypothesis is clearly better than the configuration;
+    - ``"cannot tell"``: other hypotheses are within noise of the configuration, and none is better;
+    - ``"not explained"``: the best hypothesis predicts the text no better than counting words. The weights have a
+      convention that is not among the hypotheses, or they are broken, or the text is of another kind;
     - ``"nothing to find"``: the model has no positions that can be read in another way.
 
-    `losses` are nats per token by reading, the lowest first. `dropped` has the number of measured windows of each
-    reading that was dropped. The loss of such a reading is estimated: the loss of the best reading so far, plus the
-    mean difference in these windows. `unigram` is the loss of counting words, that is, of the frequency of each token.
+    `losses` are nats per token by hypothesis, the lowest first. `dropped` contains the number of measured windows of
+    each hypothesis that was dropped. The loss of such a hypothesis is an estimate: the loss of the best hypothesis so
+    far, plus the mean difference in these windows. `left_out` contains the reason for each hypothesis that could not be
+    measured. `unigram` is the loss of counting words, which predicts each token by its frequency.
 
     Args:
-        folder: a local folder with safetensors and a tokenizer.json.
+        folder: a local folder with safetensors and a tokenizer.json, or a GGUF file.
         files: a text of the kind that the model was trained on. Default: the documentation inside Python.
         length: tokens per window. Default: 512, or the length that the model states if it is smaller.
-        windows: the largest number of windows. It is 10 or more, because fewer do not allow a conclusion.
+        windows: the largest number of windows. Fewer than 10 windows do not allow a conclusion and raise an error.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
-        on_step: called with the number of finished windows, an estimate of their total, and the name of the reading.
+        on_step: called with the number of finished windows, an estimate of their total, and the name of the hypothesis.
 
     Raises:
         InputError: a folder without a causal language model, or a text that is too short.
@@ -417,12 +418,13 @@ def audit(
         model = read_language_model(folder, device=place, dtype=dtype)
         subject = _LabSubject(model.module)
         if not subject.aspects:
-            return _nothing_to_find(f"{Path(folder).name} has {_lab_positions(subject.model.encoding)}")
+            return _report_nothing_to_find(f"{Path(folder).name} has {_lab_positions(subject.model.encoding)}")
         usual = model.trained or USUAL
     else:
         plain = without_weights(load_config(folder).to_dict())
         if not _Subject(plain).aspects:
-            return _nothing_to_find(f"{type(plain).__name__} has {TABLE if learned_tables(plain) else NOTHING_ELSE}")
+            positions = TABLE if learned_tables(plain) else NOTHING_ELSE
+            return _report_nothing_to_find(f"{type(plain).__name__} has {positions}")
         model = read_language_model(folder, device=place, dtype=dtype)
         subject = _Subject(model.module)
         usual = USUAL if subject.biased else stated_length(subject.config)
@@ -438,8 +440,8 @@ def audit(
         raise InputError(f"got {most} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
     decoder, ids = model.decoder(corpus.tokenizer), corpus.ids
 
-    def losses_of(reading: Hypothesis) -> Generator[list[float]]:
-        with subject.read_as(reading):
+    def losses_of(hypothesis: Hypothesis) -> Generator[list[float]]:
+        with subject.apply(hypothesis):
             for first in range(0, most * length, length):
                 yield losses_in_windows(decoder, ids[first : first + length + 1], length).by_position
 
@@ -448,7 +450,7 @@ def audit(
     return {**search.run(), "unigram": unigram, "windows": most, "length": length}
 
 
-def _nothing_to_find(why: str) -> dict[str, Any]:
+def _report_nothing_to_find(why: str) -> dict[str, Any]:
     return {"verdict": "nothing to find", "sentence": f"nothing to find: {why}"}
 
 
@@ -458,16 +460,16 @@ def _lab_positions(encoding: PositionEncoding) -> str:
     return (
         TABLE
         if "embed" in encoding.methods() and encoding.state_dict()
-        else f"{encoding!r}, for which locant tries no other readings"
+        else f"{encoding!r}, for which locant tries no other hypotheses"
     )
 
 
 @dataclass
 class _Search:
-    """A search among readings near the configuration, then near each reading that clearly fits better.
+    """A search among hypotheses near the configuration, and then near each hypothesis that clearly fits better.
 
     Args:
-        losses_of: yields the nats of each token under a reading, window by window.
+        losses_of: yields the loss of each token under a hypothesis in nats, window by window.
         most: the number of windows.
     """
 
@@ -477,24 +479,24 @@ class _Search:
     unigram: float
     on_step: Callable[[int, int, str], object]
     losses: dict[Hypothesis, np.ndarray] = field(default_factory=dict[Hypothesis, np.ndarray])
-    """The losses ``windows tokens`` of readings that were measured in full."""
+    """The losses, of shape ``windows tokens``, of the hypotheses that were measured in full."""
     dropped: dict[Hypothesis, tuple[int, float]] = field(default_factory=dict[Hypothesis, tuple[int, float]])
-    """The number of measured windows of each dropped reading, and an estimate of its mean loss."""
+    """The number of measured windows of each dropped hypothesis, and an estimate of its mean loss."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     done: int = 0
 
     def run(self) -> dict[str, Any]:
-        seen = {repr(self.subject.computed(OWN))}
+        seen = {repr(self.subject.positions_key(OWN))}
         self._measure([OWN])
         best = origin = OWN
         origins, near = list[Hypothesis](), list[Hypothesis]()
         while origin is not None:
             origins.append(origin)
-            self._measure(self._around(origin, seen))
+            self._measure(self._neighbours(origin, seen))
             lowest = min(self.losses, key=self._loss)
             best = lowest if self._is_clear(lowest, best) else best
             near = [each for each in self.losses if each != best and not self._is_clear(each, best)]
-            # If something else is wrong, too, the right layout may not be better than the wrong one.
+            # If something else is wrong, too, the correct layout may not be better than the wrong layout.
             layouts = (each for each in near if replace(each, layout=best.layout) == best)
             origin = next((each for each in (best, *layouts) if each not in origins), None)
         self.on_step(self.done, self.done, best.name)
@@ -513,67 +515,67 @@ class _Search:
             "left_out": self.left_out,
         }
 
-    def _around(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
-        """Return the readings that differ from `origin` in one thing. Skip readings that compute the same positions."""
+    def _neighbours(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
+        """Return the hypotheses that differ from `origin` in one thing, except if their positions are in `seen`."""
         new = list[Hypothesis]()
-        for reading in (origin.but(name, each) for name, values in self.subject.aspects.items() for each in values):
+        for hypothesis in (origin.but(name, each) for name, values in self.subject.aspects.items() for each in values):
             try:
-                computed = repr(self.subject.computed(reading))
+                computed = repr(self.subject.positions_key(hypothesis))
             except LocantError as error:
-                self.left_out[reading.name] = error.cause
+                self.left_out[hypothesis.name] = error.cause
                 continue
             if computed not in seen:
                 seen.add(computed)
-                new.append(reading)
+                new.append(hypothesis)
         return new
 
-    def _measure(self, readings: Sequence[Hypothesis]) -> None:
-        for waiting, reading in zip(reversed(range(len(readings))), readings, strict=True):
+    def _measure(self, hypotheses: Sequence[Hypothesis]) -> None:
+        for waiting, hypothesis in zip(reversed(range(len(hypotheses))), hypotheses, strict=True):
             try:
-                self._read(reading, waiting, looks=len(readings) * (self.most - FEWEST))
+                self._measure_windows(hypothesis, waiting, looks=len(hypotheses) * (self.most - MIN_WINDOWS))
             except LocantError as error:
-                if reading == OWN:
+                if hypothesis == OWN:
                     raise
-                self.left_out[reading.name] = error.cause
+                self.left_out[hypothesis.name] = error.cause
 
-    def _read(self, reading: Hypothesis, waiting: int, looks: int) -> None:
-        """Measure a reading, until it is clearly worse than the best so far.
+    def _measure_windows(self, hypothesis: Hypothesis, waiting: int, looks: int) -> None:
+        """Measure a hypothesis, but stop when it is clearly worse than the best hypothesis so far.
 
         Args:
-            waiting: the number of readings that come after it.
-            looks: the number of looks at all readings of this round.
+            waiting: the number of hypotheses that come after this one.
+            looks: the number of looks at all hypotheses of this round.
         """
-        usual = max(FEWEST, self.most // 4)
+        usual = max(MIN_WINDOWS, self.most // 4)
         best = self.losses[min(self.losses, key=self._loss)] if self.losses else None
         windows = list[list[float]]()
-        with closing(self.losses_of(reading)) as measured:
+        with closing(self.losses_of(hypothesis)) as measured:
             for window in measured:
                 if not math.isfinite(sum(window)):
-                    raise InputError(f"got a loss that is not finite under {reading.name}", Remedy(dtype="float32"))
+                    raise InputError(f"got a loss that is not finite under {hypothesis.name}", Remedy(dtype="float32"))
                 windows.append(window)
                 self.done += 1
                 left = (self.most if best is None else max(usual, len(windows))) - len(windows) + waiting * usual
-                self.on_step(self.done, self.done + left, reading.name)
-                can_be_dropped = len(windows) < self.most and (len(windows) >= FEWEST or len(window) >= USUAL)
+                self.on_step(self.done, self.done + left, hypothesis.name)
+                can_be_dropped = len(windows) < self.most and (len(windows) >= MIN_WINDOWS or len(window) >= USUAL)
                 if best is not None and can_be_dropped and _is_worse(np.array(windows), best, looks):
                     worse = float(np.mean(windows) - np.mean(best[: len(windows)]))
-                    self.dropped[reading] = len(windows), float(np.mean(best)) + worse
+                    self.dropped[hypothesis] = len(windows), float(np.mean(best)) + worse
                     return
-        self.losses[reading] = np.array(windows)
+        self.losses[hypothesis] = np.array(windows)
 
     def _verdict(self, best: Hypothesis, near: Sequence[Hypothesis]) -> tuple[str, str]:
         if self._loss(best) >= self.unigram and (best != OWN or not near):
             reason = f"its loss of {self._loss(best):.3f} nats per token is not below that of counting words"
-            return "not explained", f"no reading explains the weights: {best.name} is the best, and {reason}"
+            return "not explained", f"no hypothesis explains the weights: {best.name} is the best, and {reason}"
         if best != OWN:
             better = f"by {self._loss(OWN) - self._loss(best):.3f} nats per token"
             return "another fits", f"the weights do not fit the configuration: {best.name} fits better, {better}"
         if near:
-            return "cannot tell", "no reading fits better than the configuration"
-        return "fits", "the weights fit the configuration, and no other reading fits as well"
+            return "cannot tell", "no hypothesis fits better than the configuration"
+        return "fits", "the weights fit the configuration, and no other hypothesis fits as well"
 
-    def _loss(self, reading: Hypothesis) -> float:
-        return float(np.mean(self.losses[reading]))
+    def _loss(self, hypothesis: Hypothesis) -> float:
+        return float(np.mean(self.losses[hypothesis]))
 
     def _is_clear(self, one: Hypothesis, other: Hypothesis) -> bool:
         comparisons = max(1, len(self.losses) + len(self.dropped) - 1)
@@ -581,16 +583,18 @@ class _Search:
 
 
 def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
-    """Return whether the first losses of a reading are clearly above the best reading's, at one of `looks` looks."""
+    """Return whether the first losses of a hypothesis are clearly above the best losses, at one of `looks` looks."""
     differences = losses - best[: len(losses)]
-    parts = np.array_split(differences, max(1, differences.shape[1] // PART), axis=1)
+    parts = np.array_split(differences, max(1, differences.shape[1] // PART_TOKENS), axis=1)
     by_part = np.stack([part.mean(1) for part in parts])
-    return bool(differences.mean() > max(LEAST, margin_of_mean(float(by_part.std(ddof=1)), by_part.size, looks)))
+    return bool(
+        differences.mean() > max(MIN_DIFFERENCE, margin_of_mean(float(by_part.std(ddof=1)), by_part.size, looks))
+    )
 
 
 def _is_clear(one: np.ndarray, other: np.ndarray, comparisons: int) -> bool:
-    """Return whether two readings differ by more than chance and by `LEAST` or more."""
-    if not abs(np.mean(one) - np.mean(other)) >= LEAST:
+    """Return whether two hypotheses differ by more than chance and by `MIN_DIFFERENCE` or more."""
+    if not abs(np.mean(one) - np.mean(other)) >= MIN_DIFFERENCE:
         return False
     first, second = (
         Row(

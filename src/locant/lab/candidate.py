@@ -1,4 +1,4 @@
-"""The candidates of a comparison: an encoding, its scaling beyond the trained length, and its positions."""
+"""A candidate of a comparison: an encoding, its scaling beyond the trained length, and its positions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from locant.positions.scaling import EXTENDING, DynamicNTK, scaling_by_name, sca
 from locant.spelling import dtype_name
 
 EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
-"""The scalings that extend a context by a factor, independently of the length of a sequence."""
+"""The scalings that extend a context by a factor and do not depend on the length of a sequence."""
 
 OPTIONS: dict[str, dict[str, float]] = {
     "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or the effect would be small
@@ -42,14 +42,15 @@ OPTIONS: dict[str, dict[str, float]] = {
 }
 
 POSITION_SCHEMES = ("randomized", "abacus", "coupled")
-"""Positions other than 0, 1, 2, ...: see `locant.positions.generalizing`."""
+"""Names of positions other than 0, 1, 2, ... See `locant.positions.generalizing`."""
 
 PARTS = re.compile(r"(.+?\.py:\w+|[^+@]*(?:\+\+)?)(?:(\+)([^@]*))?(?:(@)(.*))?", re.DOTALL)
-"""The parts of a name: an encoding (a class in a file, or a name that may end in ++ like RoPE++), a scaling and
-positions.
+"""A pattern for the parts of a name: an encoding, a scaling and positions.
+
+The encoding is a class in a file, or a name that may end in ++, such as RoPE++.
 """
 
-OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+PROCESS_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "use of deterministic algorithms": (
@@ -57,7 +58,7 @@ OF_PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 }  # fmt: skip
-OF_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+THREAD_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default device": (
         torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device),
     ),
@@ -66,10 +67,10 @@ OF_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda: torch.is_autocast_enabled("cpu"), lambda is_on: torch.set_autocast_enabled("cpu", is_on),
     ),
 }  # fmt: skip
-"""Settings of torch that change the results of other code, with functions that read and set each one.
+"""Settings of torch that change the results of other code, with functions that read and set each setting.
 
-They do not include seeds, because each model is built from its own seed, and nothing is drawn from torch's generators
-after that.
+They do not include seeds, because each model is built from its own seed. After that, nothing is drawn from torch's
+generators.
 """
 
 
@@ -77,8 +78,8 @@ after that.
 class Candidate:
     """An encoding, its scaling beyond the trained length, and the positions at which it is trained and read.
 
-    The model is trained with the plain encoding only. At each longer length the frequencies are scaled by
-    length / trained length, as for a model whose context is extended without fine-tuning.
+    The model is trained with the plain encoding only. At each longer length, the frequencies are scaled by
+    length / trained length, as in a model whose context is extended without fine-tuning.
     """
 
     encoding: str
@@ -117,7 +118,7 @@ class Candidate:
 
     @property
     def source(self) -> str:
-        """The SHA-256 of the file with the encoding, or an empty string for a registered encoding."""
+        """The SHA-256 of the Python file with the encoding, or an empty string for a registered encoding."""
         return _module_of(self.encoding)[1] if ".py:" in self.encoding else ""
 
     def build(self, shape: ModelShape) -> PositionEncoding:
@@ -142,9 +143,9 @@ class Candidate:
 
         Args:
             longest: tokens in the longest row that will be read.
-            seed: the seed of random positions in training, which differs between batches. Without a seed, the same rows
+            seed: the seed of random positions in training. It differs between batches. Without a seed, the same rows
                 have the same positions, and digits are counted from 1.
-            task: the task of the rows, with `length` items each. Default: a text.
+            task: the task of the rows, which have `length` items each. Default: a text.
 
         Raises:
             InputError: the positions count the digits of numbers, but the rows contain no numbers.
@@ -161,11 +162,11 @@ class Candidate:
         offset = 0 if seed is None else Random(seed).randrange(max(1, longest // len(numbers) - length))
         if self.position_scheme == "abacus":
             return abacus(ids, task.digits, offset=offset)
-        return coupled(numbers, start=1 + offset, length=seq_len, device=device)
+        return coupled(numbers, start=1 + offset, reverse_operands=True, length=seq_len, device=device)
 
 
 def kind_of(encoding: str) -> type[PositionEncoding]:
-    """Return the class of an encoding by its name or, like ``mine.py:Mine``, from a Python file, which is executed."""
+    """Return the class of an encoding. For a name such as ``mine.py:Mine``, execute the file ``mine.py``."""
     if encoding.endswith(".py"):
         raise RangeError(f"got {encoding}, a file, expected a class in it", f"{encoding}:Mine")
     if ".py:" not in encoding:
@@ -178,8 +179,8 @@ def kind_of(encoding: str) -> type[PositionEncoding]:
     return kind
 
 
-def unscaled(name: str) -> Candidate:
-    """Parse a name for training. Raise `RangeError` if it has a scaling, because scalings are for reading only."""
+def parse_without_scaling(name: str) -> Candidate:
+    """Parse a name for training. Raise `RangeError` if it has a scaling, because a scaling is not trained."""
     candidate = Candidate.of(f"rotary+{name}" if scaling_name(name) else name)
     if candidate.scaling:
         raise RangeError(f"got {name!r}, but a scaling is not trained", repr(candidate.trained.name))
@@ -187,23 +188,23 @@ def unscaled(name: str) -> Candidate:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return the values of the `OF_PROCESS` settings."""
-    return {name: get() for name, (get, _) in OF_PROCESS.items()}
+    """Return the values of the `PROCESS_SETTINGS`."""
+    return {name: get() for name, (get, _) in PROCESS_SETTINGS.items()}
 
 
 @contextmanager
 def preserve_torch_settings(what: str, of_process: Mapping[str, Any] | None = None) -> Generator[None]:
-    """Restore torch's settings at the end of the block, and raise if the code in it changed one.
+    """Restore torch's settings at the end of the block, and raise `InputError` if the code in it changed one.
 
     Args:
         what: the name of the code.
-        of_process: the correct settings of the process. Default: the settings at the beginning of the block, although
-            other threads may have changed them already.
+        of_process: the correct settings of the process. Default: the settings at the beginning of the block, which
+            other threads may have changed already.
 
     Raises:
         InputError: the code changed a setting.
     """
-    every = {**OF_PROCESS, **OF_THREAD}
+    every = {**PROCESS_SETTINGS, **THREAD_SETTINGS}
     before = {name: get() for name, (get, _) in every.items()} | {**(of_process or {})}
     changed = list[str]()
     try:
@@ -226,9 +227,9 @@ def _module_of(encoding: str) -> tuple[ModuleType, str]:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles the given source of a file and does not store bytecode.
+    """A loader that compiles the given source of a file and does not store bytecode.
 
-    Stored bytecode would count as current if the file had the same size and was written in the same second.
+    Stored bytecode would count as current if a changed file had the same size and was written in the same second.
     """
 
     def __init__(self, name: str, path: Path, source: bytes) -> None:
@@ -239,9 +240,9 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(self._source, self.path)
 
 
-@functools.cache  # so that a comparison has one class, even if the file is changed meanwhile
+@functools.cache  # so that a comparison uses one class, even if the file changes in the meantime
 def _run(path: Path) -> tuple[ModuleType, str]:
-    """Run a file, and return its module and its SHA-256. Like a script, the file may import files from its folder."""
+    """Run a file, and return its module and its SHA-256. As in a script, the file can import files from its folder."""
     try:
         source = path.read_bytes()
         name = f"locant_file_{path.stem}_{abs(hash(path)):x}"

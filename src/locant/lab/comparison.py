@@ -1,8 +1,9 @@
-"""Compare encodings beyond their trained lengths, with many trainings and the measurements of each.
+"""Compare encodings beyond their trained lengths.
 
-A comparison is a table of trainings. It has a training for every encoding and every seed, on a text, on generated
-tasks, or both. The trainings do not depend on one another, so each may run anywhere and at any time, and a training in
-`results.json` is not repeated. If a comparison is killed, the same call continues it and returns the same numbers.
+A comparison consists of training runs and their measurements. There is a training run for every encoding, every seed
+and every task. A task is a text or a generated task. The training runs do not depend on one another, so each may run
+anywhere and at any time, and training runs in `results.json` are not repeated. If a comparison is killed, the same call
+continues it and returns the same numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from locant.arguments import short_repr
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab.candidate import Candidate, preserve_torch_settings
 from locant.lab.language_model import device_of
-from locant.lab.pool import FAILURES, Pool, why
+from locant.lab.pool import FAILURES, Pool, describe_error
 from locant.lab.results import (
     RESULTS,
     SCHEMA,
@@ -34,13 +35,13 @@ from locant.lab.results import (
     Results,
     ResultsFolder,
     TaskRecord,
-    damaged,
+    damage_error,
     environment,
     plain_settings,
     read_record,
-    unchanged,
+    read_same_run,
 )  # fmt: skip
-from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, fixed_by, require_one_duration
+from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, require_one_duration, settings_of_suite
 from locant.lab.text_learning import build, shape, split_off
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, candidates, cost, sweep, trainings
 from locant.positions import Positions
@@ -71,17 +72,17 @@ def compare(
     on_progress: Callable[[Progress], None] | None = None,
     on_record: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Train every encoding with every seed, and measure each model beyond the length that it was trained at.
+    """Train every encoding with every seed, and measure each model beyond its trained length.
 
     Models train on the first nine tenths of a text, and are measured on the last tenth. For a task, they train on rows
-    of every length up to the trained length, until they have learned it: see `locant.lab.task_learning`.
+    of every length up to the trained length, until they have learned the task. See `locant.lab.task_learning`.
 
-    One model trains in each of torch's threads: small models gain little from more threads. The numbers do not depend
-    on the number of threads.
+    On a CPU, each of torch's threads trains one model, because small models gain little from more threads. The numbers
+    do not depend on the number of threads.
 
-    All trainings of a seed see the same windows or rows in the same order. They start from the same weights, except for
-    the weights of the encoding. Tables of learned positions are as long as the longest length, and rows beyond the
-    training length stay untrained. An encoding with several scalings is trained once: see `Candidate`.
+    All training runs with the same seed read the same windows or rows in the same order. They start from the same
+    weights, except for the weights of the encoding. Tables of learned positions are as long as the longest length, and
+    rows beyond the trained length stay untrained. An encoding with several scalings is trained once. See `Candidate`.
 
     Args:
         ids: the text, as token ids. It is required if ``text`` is one of the tasks.
@@ -89,15 +90,15 @@ def compare(
         ray: the address of a Ray cluster to train on, or ``"local"`` for a new one with a process for each of torch's
             threads.
         finished: the records of an earlier call with these settings. They are not measured again.
-        on_plan: called before the first training with the results so far and an estimate of the seconds that the rest
-            takes at most. For the estimate, some steps of each encoding are timed.
-        on_progress: called after every step, in the thread of the training, one call at a time. It is not called with
-            Ray.
-        on_record: called with all results so far after every training, in the thread of the caller.
+        on_plan: called before the first training run, with the results so far and the most seconds that the rest may
+            take. For this estimate, some steps of each encoding are timed.
+        on_progress: called after every step, in the thread of the training run, one call at a time. It is not called
+            with Ray.
+        on_record: called with all results so far after every training run, in the thread of the caller.
 
     Raises:
-        InputError: there is no text, it is too short to hold out a window of the longest length, or all trainings
-            failed.
+        InputError: an encoding cannot be built, there is no text, the text is too short to hold out a window of the
+            longest length, or all training runs failed.
         RangeError: torch does not find the device.
 
     >>> settings = Settings(encodings=("rotary", "rotary+ntk"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
@@ -111,7 +112,7 @@ def compare(
     chosen = Settings() if settings is None else settings
     if ray is None:
         device_of(chosen.device)
-    with torch.random.fork_rng(devices=()):  # an encoding that cannot be built is refused before the first training
+    with torch.random.fork_rng(devices=()):  # report an encoding that cannot be built before the first training run
         for name in chosen.encodings:
             try:
                 with preserve_torch_settings(name):
@@ -119,7 +120,9 @@ def compare(
             except LocantError:
                 raise
             except FAILURES as error:  # from a class outside this package
-                raise InputError(f"got {name}, which cannot be built: {why(error)}", "correct its class") from error
+                raise InputError(
+                    f"got {name}, which cannot be built: {describe_error(error)}", "correct its class"
+                ) from error
     text = _text(ids, vocab_size, chosen)
     table = _Table(chosen, text, finished)
     waiting = [*table.missing(sweep(chosen)), *table.missing(trainings(chosen))]
@@ -142,7 +145,7 @@ def compare(
 
 
 def _try_once(candidate: Candidate, settings: Settings) -> None:
-    """Build the encoding, and train a small model with it for one step. The later training reports a failing step."""
+    """Build the encoding, and compute a gradient with it. If only the gradient fails, the training run reports it."""
     candidate.build(shape(settings, settings.lengths[-1]))
     with suppress(*FAILURES):
         model, ids = build(candidate, 0, 2, settings, longest=settings.lengths[-1]), torch.zeros(1, 2).long()
@@ -152,12 +155,12 @@ def _try_once(candidate: Candidate, settings: Settings) -> None:
 def _cost(kind: Training, settings: Settings, text: Text | None) -> Cost:
     try:
         return cost(kind, settings, text)
-    except FAILURES:  # its training fails, too, and gives the reason
+    except FAILURES:  # the training run fails, too, and gives the reason
         return Cost(0.0, 0.0)
 
 
 class _Table:
-    """The trainings of a comparison, and their records so far."""
+    """The training runs of a comparison, and their records so far."""
 
     def __init__(self, settings: Settings, text: Text | None, finished: Iterable[AnyRecord]) -> None:
         self.settings, self.text = settings, text
@@ -170,13 +173,13 @@ class _Table:
             self.records[Training(record.task, record.encoding, record.seed, record.rate)] = record
 
     def steps(self, training: Training) -> int:
-        """Return the largest number of steps that a training may take."""
+        """Return the largest number of steps that a training run may take."""
         text = self.text if training.task == TEXT else None
         return self.settings.steps_for(None if text is None else len(text.training))
 
     def plan(self, waiting: Sequence[Training], pool: Pool) -> float:
-        """Estimate how many seconds these trainings take at most. If `minutes` are set, first choose the steps."""
-        kind_of = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes as long with any seed
+        """Return an upper estimate of the seconds for these training runs. With `minutes`, first choose the steps."""
+        kind_of = {each: each._replace(seed=0, rate=1.0) for each in waiting}  # a step takes equally long with any seed
         kinds = list(dict.fromkeys(kind_of.values()))
         costs = dict(zip(kinds, pool.map(lambda kind: _cost(kind, self.settings, self.text), kinds), strict=True))
         if self.settings.minutes is not None and self.settings.num_steps is None and waiting:
@@ -194,29 +197,29 @@ class _Table:
         return Results(settings=self.settings, environment=machine, text=self.facts, records=records)
 
     def missing(self, expected: Iterable[Training]) -> list[Training]:
-        """Return the trainings without all of their records, each with its learning rate."""
-        rated = [self._rated(each) for each in expected]
+        """Return the training runs that lack a record, each with its learning rate."""
+        rated = [self._with_best_rate(each) for each in expected]
         return [each for each in rated if any(key not in self.records for key in self._keys(each))]
 
     def _keys(self, training: Training) -> list[Training]:
-        """Return the keys of a training's records, one for each candidate that the training serves."""
-        rated = self._rated(training)
+        """Return the keys of a training run's records, with one key for each candidate that uses the run."""
+        rated = self._with_best_rate(training)
         return [rated._replace(encoding=candidate.name) for candidate in candidates(rated, self.settings)]
 
-    def _rated(self, training: Training) -> Training:
-        """Set the best rate that was tried for the encoding of a training, or the first rate if none was tried."""
+    def _with_best_rate(self, training: Training) -> Training:
+        """Return a training run with the best rate tried for its encoding, or with the first rate if none was tried."""
         if training.seed == SWEEP_SEED:
             return training
         name = candidates(training, self.settings)[
             0
-        ].name  # all candidates of a training are equal at the trained length
+        ].name  # all candidates of a training run are equal at the trained length
         first = training._replace(task=self.settings.chosen_on(training.task), encoding=name, seed=SWEEP_SEED)
         tried = {rate: first._replace(rate=rate) for rate in self.settings.rates}
         return training._replace(rate=min(tried, key=lambda rate: _score(self.records.get(tried[rate]))))
 
 
 def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
-    """Return the score of a learning rate by the loss or accuracy at the trained length. A lower score is better."""
+    """Return the score of a learning rate from the loss or accuracy at the trained length. A lower score is better."""
     if isinstance(record, Record):
         tables = record.loss_by_length, record.context_loss_by_stretch
         loss = next(losses[record.train_length] for losses in tables if record.train_length in losses)
@@ -228,7 +231,7 @@ def _score(record: AnyRecord | Failure | None) -> tuple[float, float]:
 
 
 def _reporter(total: int, on_progress: Callable[[Progress], None] | None) -> Callable[[Training, float], None]:
-    """Return a function that counts the steps of all trainings, one call at a time."""
+    """Return a function that counts the steps of all training runs, one call at a time."""
     lock, done = threading.Lock(), 0
 
     def report(training: Training, loss: float) -> None:
@@ -253,30 +256,30 @@ class Watcher:
     """An observer of a comparison. A subclass overrides the methods for the events that it shows."""
 
     def begin(self, corpus: Corpus | None, settings: Settings, folder: ResultsFolder, finished: int) -> None:
-        """Handle the start, after all checks of the input and before the first training.
+        """Handle the start, after all checks of the input and before the first training run.
 
         Args:
             finished: the number of records from an earlier call.
         """
 
     def plan(self, results: Results, seconds: float) -> None:
-        """Handle the results so far and the longest time for the rest, before the first training."""
+        """Handle the results so far and the most seconds for the rest, before the first training run."""
 
     def advance(self, progress: Progress) -> None:
         """Handle a training step."""
 
     def record(self, results: Mapping[str, Any]) -> None:
-        """Handle the end of one training. `results` are the contents of `results.json`."""
+        """Handle the end of a training run. `results` are the contents of `results.json`."""
 
     def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
-        """Handle the end, after the last training or an interruption. `results` are empty if no training ended."""
+        """Handle the end, after the last training run or an interruption. Without a record, `results` are empty."""
 
 
 def compare_files(
     files: Sequence[str], options: Mapping[str, Any], *, folder: Path, force: bool, watcher: Watcher,
     ray: str | None = None, **text: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare encodings. Return the contents of `results.json`, which is rewritten after every training.
+    """Compare encodings. Return the contents of `results.json`, which is rewritten after every training run.
 
     Records of an earlier call with the same settings and text are reused. Records that this call does not ask for stay
     in the results.
@@ -286,7 +289,7 @@ def compare_files(
         text: ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
     """
     require_one_duration(options)
-    fixed_by(options.get("suite", ""), options)  # also checks given defaults, which `Settings` cannot see
+    settings_of_suite(options.get("suite", ""), options)  # also checks given defaults, which `Settings` cannot see
     settings = Settings(**options)
     if settings.suite and (files or any(text.values())):
         got = f"got a text or a tokenizer for the suite {settings.suite}, which fixes it"
@@ -295,7 +298,7 @@ def compare_files(
     if corpus is None and (files or any(text.values())):
         raise InputError("got a text, or a tokenizer, that no task reads", Remedy(tasks=(TEXT, *settings.tasks)))
     facts = {} if corpus is None else corpus.facts()
-    settings, finished = _earlier(folder / RESULTS, settings, facts)
+    settings, finished = _read_earlier(folder / RESULTS, settings, facts)
     so_far: dict[str, Any] = {}
     with ResultsFolder(folder, force=force) as place:
 
@@ -312,7 +315,7 @@ def compare_files(
                 ids, vocab_size, settings, ray=ray, finished=finished,
                 on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
             )  # fmt: skip
-            if not so_far:  # all records were already in the results
+            if not so_far:  # all records are from an earlier call
                 keep(results)
             complete = True
         finally:
@@ -320,13 +323,14 @@ def compare_files(
     return so_far
 
 
-def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
-    """Return the settings, with the steps that an earlier call chose by its minutes, and the records of that call.
+def _read_earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[Settings, list[AnyRecord]]:
+    """Return the settings, and the records of an earlier call that this call can use.
 
-    The new call may ask for more encodings, tasks or seeds, because trainings do not depend on one another.
+    If minutes are set, the settings have the number of steps that the earlier call chose. This call may ask for other
+    encodings, tasks or seeds, because training runs do not depend on one another.
     """
     free = {"encodings", "tasks", "seeds"} | ({"num_steps"} if settings.minutes is not None else set[str]())
-    report = unchanged(path, plain_settings(settings, facts), free)
+    report = read_same_run(path, plain_settings(settings, facts), free)
     if report.get("schema") != SCHEMA:
         return settings, []
     if settings.minutes is not None:
@@ -336,12 +340,12 @@ def _earlier(path: Path, settings: Settings, facts: Mapping[str, Any]) -> tuple[
         records = [read_record(each) for each in report["records"] if "failed" not in each]
         _require_fit(settings, report["settings"]["text"], records)
     except (TypeError, ValueError) as error:
-        raise damaged(path, error) from None
+        raise damage_error(path, error) from None
     return settings, [each for each in records if files.get(each.encoding, "") == now.get(each.encoding, "")]
 
 
 def _require_fit(settings: Settings, text: Mapping[str, Any], records: Sequence[AnyRecord]) -> None:
-    """Raise a ValueError if a record does not fit these settings, or if two records belong to the same training."""
+    """Raise `ValueError` if a record does not fit these settings, or if two records belong to one training run."""
     seen = set[Training]()
     for each in records:
         name = f"a record of {short_repr(each.encoding)}"
@@ -362,7 +366,7 @@ def _require_fit(settings: Settings, text: Mapping[str, Any], records: Sequence[
 
 
 def _with_others(results: Results, finished: Sequence[AnyRecord]) -> dict[str, Any]:
-    """Return the results, ready for JSON, with the records of an earlier call that this one did not ask for."""
+    """Return the results as JSON values. They include earlier records that this call did not ask for."""
     keys = {(each.task, each.encoding, each.seed, each.rate) for each in results.records}
     others = [each for each in finished if (each.task, each.encoding, each.seed, each.rate) not in keys]
     whole = dataclasses.replace(results, records=(*results.records, *others)).to_dict()

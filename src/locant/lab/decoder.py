@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.attention import KVCache, attend
+from locant.deprecation import Renamed
 from locant.embedding import InputEmbedding
 from locant.errors import RangeError, Remedy
 from locant.positions import PositionEncoding, Positions
@@ -19,11 +20,11 @@ from locant.positions import PositionEncoding, Positions
 class Decoder(nn.Module):
     """A decoder with an `InputEmbedding`, pre-norm blocks of attention and MLP, and the token table as its head.
 
-    One encoding serves the embedding and all layers, so any encoding can take the place of any other.
+    One encoding serves the embedding and all layers, so any encoding can replace any other.
 
     Args:
-        keys_are_values: whether each layer has one projection for keys and values. Its rotated keys are then also its
-            values. The output of attention then goes through ``encoding.unrotate`` (DeepSeek-V4).
+        keys_are_values: whether each layer has one projection for keys and values. Then its rotated keys are also its
+            values, and the output of attention goes through ``encoding.unrotate`` (DeepSeek-V4).
 
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
     >>> model(torch.zeros(3, 7, dtype=torch.long)).shape
@@ -31,7 +32,7 @@ class Decoder(nn.Module):
     """
 
     train_length: int | None = None
-    """Tokens per window in training, if known."""
+    """The number of tokens per window in training, if known."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Decoder(nn.Module):
             )
         self.num_heads = num_heads
         self.embedding = InputEmbedding(vocab_size, d_model, scale="sqrt_d_model", norm="layer_norm")
-        # Every encoding is here, so that names in saved folders and the order of parameters do not depend on its kind.
+        # Any encoding is stored here, so that parameters have the same names in saved folders and the same order.
         self.embedding.encoding = encoding
         attended = _attention_width(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
@@ -60,7 +61,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     @contextmanager
-    def reading_with(self, encoding: PositionEncoding) -> Generator[Decoder]:
+    def use_encoding(self, encoding: PositionEncoding) -> Generator[Decoder]:
         """Use another encoding with the same weights until the block ends."""
         own = self.embedding.encoding
         self.embedding.encoding = encoding
@@ -68,6 +69,8 @@ class Decoder(nn.Module):
             yield self
         finally:
             self.embedding.encoding = own
+
+    reading_with = Renamed("use_encoding")
 
     def forward(
         self,
@@ -79,7 +82,7 @@ class Decoder(nn.Module):
 
         Args:
             positions: the positions of the tokens. By default, they follow the cached tokens, or start at 0.
-            caches: one `KVCache` per layer. These tokens are added to it without gradients.
+            caches: one `KVCache` per layer. The keys and values of these tokens are added to it without gradients.
         """
         if positions is None:
             positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
@@ -96,7 +99,7 @@ class Decoder(nn.Module):
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: Positions
     ) -> Float[Tensor, "batch seq"]:
-        """Return the nats of each target, and zero for a target of -100, on the model's device."""
+        """Return the loss of each target in nats, on the model's device. It is zero for a target of -100."""
         scores = self.scores(ids, positions)
         return F.cross_entropy(scores.transpose(1, 2), targets.to(scores.device), reduction="none")
 

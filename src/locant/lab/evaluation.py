@@ -1,14 +1,15 @@
-"""Measure the loss of a trained model with other position encodings by length and position, and its recall.
+"""Measure the recall of a trained model with other position encodings, and its loss by length and by position.
 
-The same weights read the same text with each encoding. Nothing is trained. Every length reads the same tokens, in
-adjacent windows. The number of windows limits the work, and finished measurements are not repeated. Logits are in
-memory for a few hundred tokens at a time, so memory depends on the length only through the layers, for any vocabulary.
+The same weights read the same text with each encoding. Nothing is trained. The windows of each length are adjacent and
+contain the same tokens. The number of windows limits the work, and finished measurements are not repeated. For a model
+of `transformers`, the logits of only a few hundred tokens are in memory at a time. So only the memory for its layers
+grows with the length, even if the vocabulary is large.
 
 Recall is measured with a number at some depth of a row. The number is a pass key among filler, or the value of one of
 many keys. A pass key is easy to recall, because nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv
 2305.16300). Values are harder, because the whole row looks like them (Liu et al. 2023, arXiv 2307.03172). The two tasks
-are from RULER (see `locant.lab.ruler`) except for their depths, and a number counts as recalled only if the model
-writes nothing before it.
+are from RULER (see `locant.lab.ruler`), except for their depths. A number counts as recalled only if the model writes
+nothing before it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
 from locant.lab import ruler
+from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import (
     DTYPES,
     device_of,
@@ -40,24 +42,24 @@ from locant.lab.language_model import (
     num_windows,
 )  # fmt: skip
 from locant.lab.position_overrides import PositionOverride
-from locant.lab.readable import Readable, is_lab_folder, read_language_model
+from locant.lab.readable_model import ReadableModel, read_language_model
 from locant.lab.results import (
     RESULTS,
     Record,
     ResultsFolder,
-    damaged,
+    damage_error,
     environment,
-    finite,
+    finite_or_none,
     has_type,
     plain_settings,
     read_record,
-    unchanged,
+    read_same_run,
 )  # fmt: skip
 from locant.lab.resume_state import preserve_random_state
 from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.models.config_values import integer_at
-from locant.models.lab_decoder import TRAIN_LENGTH, encoding_of
+from locant.models.lab_decoder import TRAIN_LENGTH, encoding_from_lab_config
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.spelling import dtype_name
@@ -66,27 +68,30 @@ from locant.text.tokenizer import Tokenizer
 
 RESAMPLES = 2000
 SHARE = 0.7
-"""The share of the minutes that windows may take. The rest is for loading and for variations of the machine's speed."""
+"""The share of the minutes that windows may take. The rest is for loading and for variations in speed."""
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 KEYS = {"pass_keys": "niah_single_1", "key_values": "niah_multikey_2"}
-"""The questions at each of `DEPTHS`, as the name in `results.json` and the task of RULER."""
+"""The questions that are asked at each of `DEPTHS`: their names in `results.json`, with the tasks of RULER."""
 
 EXTRA_FIELDS: Mapping[str, Any] = {
     "interval_by_length": dict[str, list[float] | None],
     **dict.fromkeys(KEYS, list[dict[str, float]]),
     "ruler": list[dict[str, str | int | float | list[int] | dict[str, str | list[str]] | None]],
 }
-"""The fields that a record of an evaluation has in addition to those of `Record`, with their types."""
+"""The fields of the records of an evaluation that `Record` does not have, and their types."""
 
-TRIED = 8
+TRIAL_TOKENS = 8
 """The number of tokens in the first test of each encoding."""
 
-WRITING = 2
-"""The time of an answer, in windows of the row's length. The model reads the row and writes some tokens."""
+WINDOWS_PER_ANSWER = 2
+"""The time for an answer, as a multiple of the time for a window with the length of the row.
+
+The model reads the row and writes some tokens.
+"""
 
 Questions = Mapping[tuple[str, int, float | None], Sequence[ruler.Prompt]]
-"""Rows by task, length and depth: the tasks of `KEYS`, and other tasks of RULER with depth ``None``."""
+"""Rows by name, length and depth. Names are the keys of `KEYS`, or tasks of RULER with the depth ``None``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +102,13 @@ class EvaluationSettings:
         lengths: tokens per window.
         ways: the encodings, in the notation of `PositionOverride`.
         windows: the largest number of windows of the longest length. Windows of other lengths read the same tokens.
-        minutes: the time limit. Before the first window, the number of windows is chosen by timing. It is at least one.
-        keys: the number of rows for each of `KEYS`, each of `DEPTHS` and each length. 0 leaves them out.
+        minutes: the time limit. One window is timed, and then the number of windows is chosen. It is at least one.
+        keys: the number of rows for each of `KEYS`, each of `DEPTHS` and each length. With 0, recall is not measured.
         tasks: names in `locant.lab.ruler.TASKS`. Each task has `rows` rows of each length.
         far: whether to also read some tokens twice: with the full context of the longest length, and with a context of
             the trained length. If no length exceeds the trained length, the second context has the shortest length.
-            This costs about 16 times as much.
-        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
+            This costs about 16 times as much as one length.
+        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
     """
 
@@ -134,16 +139,16 @@ class EvaluationSettings:
 
 
 def usual_settings(folder: str | Path, **given: Any) -> EvaluationSettings:
-    """Return settings with the `given` values and suitable defaults for the model in a folder.
+    """Return settings with the `given` values, and with suitable defaults for the model in a folder.
 
-    A decoder of `locant train` is measured at its trained length and at half, twice and four times this length, as far
-    as it has positions. It reads with its own encoding, and with ``yarn:4`` if this encoding is rotary, else with
-    ``nope``. There are no pass keys, because their rows are longer.
+    A decoder of `locant train` is measured at its trained length and at half, twice and four times this length, if it
+    has enough positions. It reads with its own encoding, and with ``yarn:4`` if this encoding is rotary, else with
+    ``nope``. Its recall is not measured, because rows with keys are longer.
     """
     if not is_lab_folder(folder):
         return EvaluationSettings(**given)
     config = read_json(Path(folder) / CONFIG)
-    encoding, trained = encoding_of(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
+    encoding, trained = encoding_from_lab_config(config), integer_at(config, TRAIN_LENGTH) or Settings.train_length
     rows = getattr(encoding, "max_seq_len", None) or 4 * trained
     usual: dict[str, Any] = {
         "lengths": tuple(length for length in (trained // 2, trained, 2 * trained, 4 * trained) if 2 <= length <= rows),
@@ -162,10 +167,9 @@ def evaluate_model(
     force: bool = False,
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure a model with each encoding, and rewrite `results.json` after each. Return the contents of this file.
+    """Measure a model with each encoding. Return the contents of `results.json`, which is rewritten after each of them.
 
-    Encodings that an earlier call finished are not measured again if its model, text, settings and package version are
-    the same.
+    If both calls are the same run (see `read_same_run`), finished encodings are not measured again.
     """
     model = read_language_model(folder, device=settings.device, dtype=settings.dtype)
     longest = settings.lengths[-1]
@@ -192,7 +196,7 @@ def evaluate_model(
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
     wanted = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
-    report = unchanged(output / RESULTS, wanted, {"ways"})
+    report = read_same_run(output / RESULTS, wanted, {"ways"})
     windows = report["settings"]["text"].get("windows") if report else None
     finished = _finished_records(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:
@@ -232,7 +236,7 @@ def _finished_records(path: Path, records: Sequence[Any]) -> dict[str, dict[str,
             if wrong or record["interval_by_length"].keys() != record["loss_by_length"].keys():
                 raise ValueError(f"got {short_repr(record.get(next(iter(wrong), 'interval_by_length')))} in a record")
         except (AttributeError, TypeError, ValueError) as error:
-            raise damaged(path, error) from None
+            raise damage_error(path, error) from None
     return {record["encoding"]: record for record in records}
 
 
@@ -240,7 +244,7 @@ def losses_of_extension(
     folder: str, files: Sequence[str], extension: Extension, *, windows: int = 4, device: str = "auto",
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return nats per token at the trained and the new length, with the original and the stretched encoding."""
+    """Return the loss in nats per token at the trained and the new length, before and after an extension."""
     ways = ("own", f"{extension.method}:{extension.to / extension.trained!r}")
     lengths = (extension.trained, extension.to)
     settings = EvaluationSettings(lengths=lengths, ways=ways, keys=0, windows=windows, device=device)
@@ -250,19 +254,19 @@ def losses_of_extension(
     return {length: {"before": before[length], "after": after[length]} for length in before}
 
 
-def _build(way: str, model: Readable, longest: int) -> PositionEncoding | None:
+def _build(way: str, model: ReadableModel, longest: int) -> PositionEncoding | None:
     """Build an encoding with the same random numbers each time."""
     torch.manual_seed(0)
     return model.encoding(PositionOverride.of(way), longest)
 
 
-def _read_with(model: Readable, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-    return nullcontext() if way == "own" else model.reading_with(encoding)
+def _read_with(model: ReadableModel, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    return nullcontext() if way == "own" else model.use_encoding(encoding)
 
 
-def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
-    """Measure the loss of a few tokens and, if `asks`, write a continuation. Raise `InputError` if a step fails."""
-    ids = corpus.ids[: TRIED + 1]
+def _try_once(model: ReadableModel, way: str, corpus: Corpus, *, asks: bool) -> None:
+    """Measure the loss of a few tokens and, if `asks`, generate two tokens. Raise `InputError` if this fails."""
+    ids = corpus.ids[: TRIAL_TOKENS + 1]
     try:
         losses_in_windows(model.decoder(corpus.tokenizer), ids, len(ids) - 1)
         if asks:
@@ -276,7 +280,7 @@ def _try_once(model: Readable, way: str, corpus: Corpus, *, asks: bool) -> None:
 
 def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
     def at(depth: float, task: str, length: int) -> list[ruler.Prompt]:
-        """Return rows that allow only the tokens of the number, because RULER's limit would take four times as long."""
+        """Return rows with room for the number alone. With RULER's limit, answers would take four times as long."""
         rows = ruler.rows(task, tokenizer, length, settings.keys, depth)
         return [row._replace(most=len(tokenizer.encode(f" {row.answers[0]}"))) for row in rows]
 
@@ -290,19 +294,21 @@ def _questions(settings: EvaluationSettings, tokenizer: Tokenizer) -> Questions:
 
 
 def _windows_in_time(model: nn.Module, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
-    """Time one window, and return how many windows of the longest length fit into the minutes for each encoding."""
+    """Time one window, and return the number of windows of the longest length that fit into the minutes."""
     longest = settings.lengths[-1]
     losses_in_windows(model, ids[:2], 1)  # the first use of a device takes longer
     began = time.perf_counter()
     losses_in_windows(model, ids, longest)
     taken = time.perf_counter() - began
     rows = len(KEYS) * settings.keys * len(DEPTHS) + settings.rows * len(settings.tasks)
-    windows = SHARE * 60 * minutes / taken / len(settings.ways) - WRITING * rows * sum(settings.lengths) / longest
+    windows = (
+        SHARE * 60 * minutes / taken / len(settings.ways) - WINDOWS_PER_ANSWER * rows * sum(settings.lengths) / longest
+    )
     return max(1, int(windows / (len(settings.lengths) + (2 * OVERLAP if settings.far else 0))))
 
 
 def _measure(
-    model: Readable, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
+    model: ReadableModel, way: str, trained: int, corpus: Corpus, tokens: int, settings: EvaluationSettings,
     contexts: Sequence[int], questions: Questions, step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses, stretches = time.perf_counter(), {}, dict[int, list[float | None]]()
@@ -312,7 +318,7 @@ def _measure(
         step()
     for length in contexts:
         in_stretches = in_context(decoder, corpus.ids[:tokens], length, settings.lengths[-1])
-        stretches[length] = [*map(finite, in_stretches)]
+        stretches[length] = [*map(finite_or_none, in_stretches)]
         step()
     recalled, answers = {name: list[dict[str, Any]]() for name in KEYS}, list[dict[str, Any]]()
     for (name, length, depth), rows in questions.items():

@@ -1,9 +1,9 @@
 """Search LongRoPE's factors for a model on a text (Ding et al. 2024, arXiv 2402.13753).
 
 This is an evolutionary search without any training. It starts with the factors of YaRN's ramp, NTK and linear
-interpolation. Factors are scored by the loss of the model with these factors in windows of the new length. In every
-generation the best factors are mutated and crossed. Every measurement is recorded, and a second call reuses the
-records. So a call continues a search that was stopped, or adds generations to a finished search.
+interpolation. A set of factors is scored by the loss of the model that uses it, in windows of the new length. In every
+generation, the best sets are mutated and crossed. Every measurement is recorded, and a second call reuses the records.
+So a second call can continue a search that was stopped, or add generations to a finished search.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import Extension, LongFactors, extend, extension_path
 from locant.errors import InputError, Remedy
 from locant.files import json_text, require_file, write_whole
-from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, num_windows
-from locant.lab.results import changed, earlier, finite
+from locant.lab.language_model import TransformersDecoder, device_of, fingerprint, load_model, num_windows
+from locant.lab.results import changed_settings, finite_or_none, read_earlier
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.text_learning import losses_in_windows
 from locant.swapping import swap
@@ -33,9 +33,9 @@ Factors = tuple[float, ...]
 PARENTS, MUTATED, CROSSED = 6, 6, 6
 """The numbers of parents, mutated children and crossed children in a generation."""
 SHARE, SPREAD = 0.3, 0.2
-"""The share of the factors that a mutation changes, and the standard deviation of their change in logarithms."""
-LARGEST = 1.25
-"""The largest factor, as a multiple of the factor of linear interpolation. The smallest is 1."""
+"""The share of the factors that a mutation changes, and the standard deviation of the change in their logarithms."""
+MAX_FACTOR = 1.25
+"""The largest factor, as a multiple of the factor of linear interpolation. The smallest factor is 1."""
 
 
 def search_factors(
@@ -55,11 +55,12 @@ def search_factors(
     Args:
         folder: the model, with its weights and tokenizer.
         extension: the model's configuration, extended by ``longrope``. The search begins with its factors.
-        record: the file of measurements. It is rewritten after each measurement. The file of another search is refused.
+        record: the file of measurements. It is rewritten after each measurement. The file of another search raises an
+            error.
         windows: the largest number of windows, from the beginning of the text.
-        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
+        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
-    The search costs one forward pass over these windows for each of about ``3 + 12 * generations`` sets of factors.
+    Costs: one forward pass over these windows for each of about ``3 + 12 * generations`` sets of factors.
     """
     generations = whole("generations", generations, 0, remedy=Remedy(generations=8))
     windows = whole("windows", windows, 1, remedy=Remedy(windows=4))
@@ -72,8 +73,10 @@ def search_factors(
         "text_sha256": corpus.sha256, "to": length, "windows": count,
         "config": extension.config, "device": chosen_device.type,
     }  # fmt: skip
-    loss_of = _Losses(AsDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity)
-    first, largest = _first_generation(extension), LARGEST * length / extension.trained
+    loss_of = _Losses(
+        TransformersDecoder(model, corpus.tokenizer), corpus.ids[: count * length + 1], extension, record, identity
+    )
+    first, largest = _first_generation(extension), MAX_FACTOR * length / extension.trained
     total = len(first) + (MUTATED + CROSSED) * generations
     losses: dict[Factors, float] = {}
     done = 0
@@ -111,10 +114,10 @@ def search_for_extension(
 
 
 class _Losses:
-    """A function that returns the loss with some factors. It measures and records each loss once."""
+    """A function that returns the loss of the model with some factors. It measures and records each loss once."""
 
     def __init__(
-        self, decoder: AsDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
+        self, decoder: TransformersDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
     ) -> None:
         self.decoder, self.ids, self.extension, self.record = decoder, ids, extension, record
         self.report = {**identity, "measured": _measured_before(record, identity)}
@@ -124,11 +127,11 @@ class _Losses:
     def __call__(self, factors: Factors) -> float:
         if factors not in self.losses:
             kind, own = self.extension.layer_type, self.extension.rotary[1]
-            scaling: Any = own.scaling  # LongRoPE, because the extension uses it
+            scaling: Any = own.scaling  # a LongRoPE, because the extension uses it
             rotary = own.replace(scaling=replace(scaling, long_factor=factors))
             model = self.decoder.model
             with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
-                loss = finite(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)
+                loss = finite_or_none(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)
             self.losses[factors] = loss
             self.report["measured"].append({"factors": [*factors], "loss": loss})
             self._write()
@@ -142,14 +145,14 @@ class _Losses:
 def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, Any]]:
     if not record.exists():
         return []
-    before = earlier(record)
+    before = read_earlier(record)
     measured = before.pop("measured", [])
     try:
         numbers = [[*each["factors"], each["loss"] or 0.0] for each in measured]
         readable = all(math.isfinite(number) for row in numbers for number in row)
     except (LookupError, TypeError):
         readable = False
-    if not readable or changed(before, identity):
+    if not readable or changed_settings(before, identity):
         got = (
             f"got {record}, which is not the record of a search with this model, its tokenizer, text, length and device"
         )
@@ -158,7 +161,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
 
 
 def _first_generation(extension: Extension) -> list[Factors]:
-    """Return the factors of the first generation, from YaRN's ramp, NTK's powers of the factor, and interpolation."""
+    """Return the first generation: the factors of YaRN's ramp, of NTK and of linear interpolation."""
     start: Any = extension.rotary[1].scaling
     ramp, factor = start.long_factor, extension.to / extension.trained
     last = max(1, len(ramp) - 1)

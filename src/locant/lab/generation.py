@@ -1,4 +1,4 @@
-"""Generate text with a model in a folder: a decoder of the lab, or a language model of `transformers`.
+"""Generate text with a model in a folder: a decoder of the lab or a language model of `transformers`.
 
 This module also saves and loads decoders of the lab.
 """
@@ -18,14 +18,14 @@ from safetensors.torch import save as as_bytes
 from locant.arguments import Real, short_repr
 from locant.checkpoints.checkpoint_folder import read_headers, require_output
 from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.loading import silence_transformers
 from locant.errors import InputError, LocantError, RangeError, Remedy, ShapeError
 from locant.files import json_text, new_folder, write_whole
-from locant.lab.candidate import unscaled
+from locant.lab.candidate import parse_without_scaling
 from locant.lab.decoder import Decoder
 from locant.lab.language_model import (
     device_of,
     load_model,
-    quiet,
     require_likely,
     require_positions,
     require_rows,
@@ -34,12 +34,12 @@ from locant.lab.language_model import (
 from locant.lab.position_overrides import PositionOverride
 from locant.lab.results import environment
 from locant.lab.resume_state import preserve_random_state
-from locant.lab.sampling import cached_or_whole, generate
+from locant.lab.sampling import call_with_cache_if_supported, generate
 from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.models.config_values import flag, integer_at, required
-from locant.models.lab_decoder import AGAIN, MODEL_TYPE, SIZES, TRAIN_LENGTH, encoding_of, is_lab_decoder
+from locant.models.lab_decoder import MODEL_TYPE, REMEDY, SIZES, TRAIN_LENGTH, encoding_from_lab_config, is_lab_decoder
 from locant.positions import PositionEncoding
 from locant.positions.description import to_config
 from locant.swapping import swap
@@ -50,15 +50,14 @@ WEIGHTS = "model.safetensors"
 
 
 def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: bool = False, **facts: Any) -> None:
-    """Write a decoder and its tokenizer as safetensors and JSON into a new folder, which `load` reads.
+    """Write a decoder and its tokenizer as safetensors and JSON into a new folder that `load` can read.
 
     Args:
         force: replace an existing folder of a model.
         facts: more entries for `config.json`.
 
     Raises:
-        InputError: the encoding's name and options do not describe the encoding, or the folder exists or is not
-            writable.
+        InputError: the name and options of the encoding do not describe it, or the folder exists or is not writable.
 
     >>> import locant, tempfile
     >>> model, tokenizer = locant.lab.train("to be, or not to be. " * 40, vocab_size=300, num_steps=2, d_model=32)
@@ -102,7 +101,7 @@ def train_files(
     on_step: Callable[[int, int | None, str], object] = lambda done, total, report: None,
     **text: Any,
 ) -> dict[str, Any]:
-    """Train a decoder on texts, `save` it, and return the facts about the training that `config.json` records.
+    """Train a decoder on texts, and `save` it. Return the facts about the training run that `config.json` records.
 
     Args:
         options: arguments of `lab.train`.
@@ -110,7 +109,7 @@ def train_files(
     """
     require_one_duration(options)
     require_output(folder, force=force)
-    describe_encoding(unscaled(encoding).build(shape(Settings(), 1)))  # fails before the training
+    describe_encoding(parse_without_scaling(encoding).build(shape(Settings(), 1)))  # fails before the training
     corpus, losses = read_corpus(files, default_vocab_size=VOCAB_SIZE, **text), list[float]()
 
     def step(done: int, loss: float) -> None:
@@ -140,12 +139,12 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     headers = read_headers(path)
     try:
         with preserve_random_state(torch.device("cpu")):
-            encoding = encoding_of(config)
+            encoding = encoding_from_lab_config(config)
             model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
     except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
         cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
         raise InputError(
-            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", AGAIN
+            f"got {path / CONFIG}, which describes a model that cannot be built: {cause}", REMEDY
         ) from error
     stated = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     stored = {tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors}
@@ -153,11 +152,17 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
         if stored.get(name) != stated.get(name):
             shapes = [f"of shape {each[name]}" if name in each else "absent" for each in (stored, stated)]
             got = f"got {path}, whose weights have {name} {shapes[0]}, but its {CONFIG} states {shapes[1]}"
-            raise InputError(got, AGAIN)
+            raise InputError(got, REMEDY)
     tensors = {name: each for file in headers for name, each in load_file(path / file).items()}
     model.load_state_dict(tensors, assign=True)
     model.train_length = integer_at(config, TRAIN_LENGTH)
     return model.eval(), Tokenizer.load(path)
+
+
+def is_lab_folder(folder: str | Path) -> bool:
+    """Return whether `locant train` wrote this folder."""
+    config = Path(folder) / CONFIG
+    return config.is_file() and is_lab_decoder(read_json(config))
 
 
 def continue_text(
@@ -167,19 +172,19 @@ def continue_text(
     """Continue a prompt with a model in a folder.
 
     Args:
-        folder: a decoder that `save` wrote, or a causal language model of `transformers` in safetensors, with its
-            tokenizer. A model of `transformers` first reads the tokens that its tokenizer puts before a text, such as
-            ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets everything that
-            is not an argument here.
+        folder: a decoder that `save` wrote, or a causal language model of `transformers`: a folder with safetensors and
+            a tokenizer, or a GGUF file. A model of `transformers` first reads the tokens that its tokenizer puts before
+            a text, such as ``<s>``, and then the prompt. It may end its text early. Its `generation_config.json` sets
+            all options that are not arguments here.
         num_tokens, temperature, top_k, seed: as for `generate`.
         way: the positions that the model uses, in the notation of `PositionOverride`.
-        device: for example ``cuda:1``. ``auto`` means CUDA if torch finds it, and the CPU otherwise.
+        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
     Returns:
         The prompt, its continuation, and their ids.
     """
     path, place, chosen = Path(folder), device_of(device), PositionOverride.of(way)
-    is_ours = is_lab_decoder(read_json(path / CONFIG))
+    is_ours = is_lab_folder(path)
     loaded: tuple[Any, Tokenizer] = load(path) if is_ours else (load_model(path, device=place), Tokenizer.load(path))
     model, tokenizer = loaded
     before = [*(() if is_ours else tokenizer.beginning), *tokenizer.encode(prompt).tolist()]
@@ -188,13 +193,13 @@ def continue_text(
     rows, total = torch.tensor([before], device=place), len(before) + num_tokens
     if is_ours:
         model = model.to(place)
-        with preserve_random_state(place), model.reading_with(chosen.for_decoder(model, total) or model.encoding):
+        with preserve_random_state(place), model.use_encoding(chosen.for_decoder(model, total) or model.encoding):
             rows = generate(model, rows, num_tokens, temperature=temperature, top_k=top_k, seed=seed)
     else:
         require_rows(model.config.get_text_config().vocab_size, np.asarray(before))
         require_positions(model, total)
         sampling = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
-        with preserve_random_state(place), ExitStack() as swapped, quiet():
+        with preserve_random_state(place), ExitStack() as swapped, silence_transformers():
             if chosen.name != "own":
                 swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
 
@@ -203,7 +208,7 @@ def continue_text(
                 options = {"attention_mask": torch.ones_like(rows), "max_new_tokens": num_tokens, **sampling}
                 return model.generate(rows, **options, **({} if with_cache else {"use_cache": False}))
 
-            rows = cached_or_whole(continuation)
+            rows = call_with_cache_if_supported(continuation)
     after = rows[0, len(before) :].tolist()
     if after and after[-1] in tokenizer.special_tokens.values():  # the end of the text
         after.pop()

@@ -1,4 +1,4 @@
-"""Run the trainings of a comparison in threads of this process or on a Ray cluster."""
+"""Execute the training runs of a comparison in threads of this process or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from locant.cluster import LOCAL, connected
+from locant.cluster import LOCAL, connect_ray
 from locant.lab.candidate import preserve_torch_settings, process_settings
 from locant.lab.results import AnyRecord, Failure
 from locant.lab.settings import Settings
@@ -20,17 +20,17 @@ A = TypeVar("A")
 B = TypeVar("B")
 Outcome = Sequence[AnyRecord | Failure]
 RETRIES = 3
-"""The number of times that a training is repeated after its worker was lost."""
+"""The number of times that a training run is repeated if its worker is lost."""
 
 FAILURES = (Exception, SystemExit)
-"""The errors that a user's encoding or task may raise in a training."""
+"""The errors that a user's encoding or task may raise in a training run."""
 
 
 class Pool:
-    """A pool that runs several trainings at once, each with one thread. When its context ends, running trainings stop.
+    """A pool for several training runs at once, with one thread each. When its context ends, it stops them.
 
     Args:
-        most: the number of trainings, which limits the number of threads.
+        most: the number of training runs. It limits the number of threads.
         ray: the address of a cluster, or ``"local"`` for one on this machine. Default: threads of this process.
     """
 
@@ -42,7 +42,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         if self.address is not None:
-            self._ray = self._open.enter_context(connected(self.address, self.size))
+            self._ray = self._open.enter_context(connect_ray(self.address, self.size))
             if self.address != LOCAL:
                 self.size = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         torch.set_num_threads(1)
@@ -57,14 +57,14 @@ class Pool:
         self._open.__exit__(*error)
 
     def map(self, function: Callable[[A], B], each: Iterable[A]) -> list[B]:
-        """Run a function for each value in threads of this process, and return the results in order."""
+        """Run a function for each value in threads of this process. Return the results in the order of the values."""
         return list(self._executor.map(function, each))
 
     def outcomes(
         self, trainings: Sequence[Training], settings: Settings, text: Text | None,
         on_step: Callable[[Training, float], None],
     ) -> Iterator[Outcome]:  # fmt: skip
-        """Yield the records or the failure of each training when it ends."""
+        """Yield the records or the failure of each training run when it ends."""
 
         def run_one(training: Training) -> Outcome:
             def report(step: int, loss: float) -> None:
@@ -75,14 +75,14 @@ class Pool:
             return outcome(training, settings, text, report, self._settings)
 
         if self._ray is not None:
-            yield from _on_ray(self._ray, trainings, settings, text)
+            yield from _run_on_ray(self._ray, trainings, settings, text)
             return
         waiting = {self._executor.submit(run_one, training) for training in trainings}
         while waiting:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in sorted(
                 done, key=lambda future: future.exception() is not None
-            ):  # finished trainings first, so that their records are kept
+            ):  # finished training runs first, so that their records are kept
                 yield future.result()
 
 
@@ -90,9 +90,9 @@ def outcome(
     training: Training, settings: Settings, text: Text | None, on_step: Any = None,
     of_process: Mapping[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Return the records or the failure of a training. A failure does not end the other trainings.
+    """Return the records or the failure of a training run. A failure does not end the other runs.
 
-    A training that changes torch's settings fails. Trainings that ran with the changed settings at the same time fail,
+    A training run that changes torch's settings fails. Other runs that used the changed settings at the same time fail,
     too. See `preserve_torch_settings`.
     """
     try:
@@ -101,30 +101,30 @@ def outcome(
     except CancelledError:
         raise
     except FAILURES as error:
-        reason = why(error)
+        reason = describe_error(error)
         named = [training._replace(encoding=candidate.name) for candidate in candidates(training, settings)]
         return [Failure(**each._asdict(), failed=reason) for each in named]
 
 
-def why(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the type and the message of an error in one line."""
     return ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
 
 
-def _on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
-    """Run trainings on a cluster. If a worker is lost, the cluster starts its training again."""
+def _run_on_ray(ray: Any, trainings: Sequence[Training], settings: Settings, text: Text | None) -> Iterator[Outcome]:
+    """Execute training runs on a cluster. If a worker is lost, the cluster starts its run again."""
     needs = {"num_cpus": 1, "num_gpus": settings.device != "cpu", "max_retries": RETRIES}
-    shared, task = ray.put(text), ray.remote(**needs)(_in_a_worker)
+    shared, task = ray.put(text), ray.remote(**needs)(_run_in_worker)
     waiting = [task.remote(training, settings, shared) for training in trainings]
     try:
         while waiting:
             [done], waiting = ray.wait(waiting)
             yield ray.get(done)
     finally:
-        for each in waiting:  # others may use the cluster, too
+        for each in waiting:  # other programs may use the cluster, too
             ray.cancel(each, force=True)
 
 
-def _in_a_worker(training: Training, settings: Settings, text: Text | None) -> Outcome:
+def _run_in_worker(training: Training, settings: Settings, text: Text | None) -> Outcome:
     torch.set_num_threads(1)
     return outcome(training, settings, text)

@@ -1,9 +1,9 @@
 """The values of `--with`, which replace the positions of a trained model.
 
-``own`` keeps the model's positions, and ``exact`` computes them in exact angles. ``nope`` removes positions. ``drope``
-is another name for ``nope``, after a recipe. ``yarn:4`` and other scalings stretch the model's encoding by a factor.
-``self-extend:8`` with a group size, ``rerope`` and ``dual-chunk`` treat far tokens differently from near tokens. Any
-other value is a name in `locant list`.
+``own`` keeps the model's positions, and ``exact`` computes them with exact angles. ``nope`` removes positions.
+``drope`` is another name for ``nope``, after the recipe DroPE. ``yarn:4`` and other scalings stretch the model's
+encoding by a factor. ``self-extend:8`` (with a group size), ``rerope`` and ``dual-chunk`` treat far tokens differently
+from near tokens. Any other value is a name in `locant list`.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from locant.swapping.rotary_point import rotary_points
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
 STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual ones first
-BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
+ROTARIES_BY_CLASS: dict[str, Callable[[int, int], dict[str, int]]] = {
     "self-extend": lambda group, trained: {"group": group, "neighbours": max(1, trained // 4)},
     "rerope": lambda _, trained: {"window": max(1, trained // 2)},
     "dual-chunk": lambda _, trained: {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16},
 }
-"""Encodings with the model's own distances for near tokens and bounded distances for far tokens.
+"""Encodings with the model's own distances for near tokens and with bounded distances for far tokens.
 
-Each function returns the sizes for a group size and the trained length.
+Each function takes a group size and the trained length, and returns the sizes of the encoding.
 """
-RENAMED = {"nope", "rotary", *(name.replace("-", "_") for name in BY_CLASS)}
-"""Encodings in `locant list` that have another name here."""
+HIDDEN_NAMES = {"nope", "rotary", *(name.replace("-", "_") for name in ROTARIES_BY_CLASS)}
+"""Names in `locant list` that `PositionOverride.names` does not add, because other values replace them."""
 
-NUMBERED = (*STRETCHES, "self-extend")
+TAKE_NUMBER = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
 @dataclass(frozen=True)
 class PositionOverride:
-    """One value of `--with`: a name, with a factor or a group size for some names.
+    """A value of `--with`: a name and, for some names, a factor or a group size.
 
     >>> PositionOverride.of("yarn:8"), PositionOverride.of("DroPE")
     (PositionOverride(name='yarn', factor=8.0), PositionOverride(name='nope', factor=None))
@@ -58,9 +58,9 @@ class PositionOverride:
         """Parse a value such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
         name = _name_of(name)
-        if name not in (*STRETCHES, *BY_CLASS):
+        if name not in (*STRETCHES, *ROTARIES_BY_CLASS):
             one_of("with", name, cls.names())
-        if name not in NUMBERED:
+        if name not in TAKE_NUMBER:
             if colon:
                 raise InputError(f"got {text}, but {name} takes no number", name)
             return cls(name)
@@ -78,27 +78,30 @@ class PositionOverride:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Return all names. Those in `NUMBERED` take a number after a colon."""
-        return (*PLAIN, *STRETCHES, *BY_CLASS, *(name for name in encodings() if name not in RENAMED))
+        """Return all names. The names in `TAKE_NUMBER` take a number after a colon."""
+        return (*PLAIN, *STRETCHES, *ROTARIES_BY_CLASS, *(name for name in encodings() if name not in HIDDEN_NAMES))
 
     @property
-    def stretches(self) -> bool:
-        """Return whether this is a scaling of the model's own encoding."""
+    def is_scaling(self) -> bool:
+        """Whether this override scales the model's own encoding."""
         return self.name in STRETCHES
 
     @property
-    def is_of_rotary(self) -> bool:
-        """Return whether this is built from the model's own rotary encoding."""
-        return self.stretches or self.name in BY_CLASS
+    def is_built_from_rotary(self) -> bool:
+        """Whether this override is built from the model's own rotary encoding."""
+        return self.is_scaling or self.name in ROTARIES_BY_CLASS
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Return whether this is only for reading. Models cannot be trained with it, and folders cannot contain it."""
-        return self.name in ("exact", *BY_CLASS)
+        """Whether this override is only for reading.
 
-    def stretched(self, trained: int) -> int:
-        """Return the length to which this stretches a model, which is the trained length without a scaling."""
-        return round(trained * self.factor) if self.stretches and self.factor else trained
+        A model cannot be trained with it, and a folder cannot contain it.
+        """
+        return self.name in ("exact", *ROTARIES_BY_CLASS)
+
+    def stretched_length(self, trained: int) -> int:
+        """Return the length to which this override stretches a model. Without a scaling, return the trained length."""
+        return round(trained * self.factor) if self.is_scaling and self.factor else trained
 
     def encoding(
         self, model: Any, trained: int, longest: int, layer_type: str | None = None
@@ -108,7 +111,7 @@ class PositionOverride:
         Args:
             trained: the length that the model was trained at.
             longest: the longest length that the model will read.
-            layer_type: the type of the layers that the encoding is for, if types of layers have different encodings.
+            layer_type: the type of the layers that use the encoding, if layer types have different encodings.
         """
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
@@ -116,7 +119,7 @@ class PositionOverride:
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
     def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
-        """Return the encoding with which a decoder of the lab reads this length, or ``None`` for its own encoding."""
+        """Return the encoding for a decoder of the lab at this length, or ``None`` for the decoder's own encoding."""
         own = model.encoding
 
         def rotary() -> Rotary:
@@ -125,7 +128,7 @@ class PositionOverride:
             got = f"got {self.name} for a model with the encoding {own!r}, which is not rotary"
             raise InputError(got, "use own, nope or another encoding, or train a model with --encoding rotary")
 
-        if self.is_of_rotary and model.train_length is None:
+        if self.is_built_from_rotary and model.train_length is None:
             got = f"got {self.name} for a model whose config.json does not state the length of its training"
             raise InputError(got, "add 'train_length': 64 to it, with the tokens per window in its training")
         if self.name == "exact":
@@ -138,8 +141,8 @@ class PositionOverride:
     ) -> PositionEncoding | None:
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
-        if self.name in BY_CLASS:
-            sizes = BY_CLASS[self.name](int(self.factor or 1), trained)
+        if self.name in ROTARIES_BY_CLASS:
+            sizes = ROTARIES_BY_CLASS[self.name](int(self.factor or 1), trained)
             return encoding(self.name.replace("-", "_"), rotary=own(), **sizes)
         if self.factor is not None:
             rotary = own()
@@ -173,8 +176,8 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
 
 
 def _name_of(text: str) -> str:
-    """Return the canonical name of a scaling, of an encoding in `locant list`, or of a value that only exists here."""
-    if text in (*PLAIN, *ALIASES, *BY_CLASS):
+    """Return the canonical name of a scaling, an encoding or another value. Return an unknown name unchanged."""
+    if text in (*PLAIN, *ALIASES, *ROTARIES_BY_CLASS):
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):
         return scaling
@@ -184,4 +187,4 @@ def _name_of(text: str) -> str:
         return text
     if name == "rotary":
         raise InputError(f"got {text}, but models with rotary positions have their own", "use own, exact or yarn:4")
-    return next((each for each in BY_CLASS if each.replace("-", "_") == name), name)
+    return next((each for each in ROTARIES_BY_CLASS if each.replace("-", "_") == name), name)

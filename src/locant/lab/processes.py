@@ -1,4 +1,4 @@
-"""Train one model in several processes, which each read a different part of every batch.
+"""Train one model in several processes. Each process reads a different part of every batch.
 
 `torchrun` or `accelerate launch` starts the processes and sets the environment variables that describe them. Each
 process holds the whole model and its optimizer. The processes add their gradients before every step, so their weights
@@ -21,16 +21,16 @@ from locant.lab.language_model import device_of
 
 
 @contextmanager
-def joined(device: str = "auto") -> Generator[str]:
+def join_process_group(device: str = "auto") -> Generator[str]:
     """Join the process group of the launcher until the block ends, and yield the device of this process.
 
-    Only the first process prints. Without a launcher there is no group, and `device` is yielded unchanged.
+    Only the first process prints. Without a launcher, there is no group, and `device` is yielded unchanged.
 
     Args:
         device: the kind of device, such as ``cuda``. Each process gets a different device.
 
     Raises:
-        InputError: `device` has a number. The processes cannot share one device.
+        InputError: `device` has a number, but the processes cannot share one device.
     """
     if _num_launched() < 2:
         yield device
@@ -54,7 +54,10 @@ def joined(device: str = "auto") -> Generator[str]:
 
 
 def _num_launched() -> int:
-    """Return the number of processes that a launcher started. A scheduler may set some of the variables on its own."""
+    """Return the number of processes that a launcher started.
+
+    A scheduler alone may set some of these variables, but not all.
+    """
     variables = [os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")]
     return int(variables[0]) if all(variables) and variables[0].isdecimal() else 1
 
@@ -80,7 +83,7 @@ def wait_for_all() -> None:
 
 
 def smallest(number: int, device: torch.device | str) -> int:
-    """Return the smallest `number` of all processes."""
+    """Return the smallest of the numbers that all processes pass."""
     if world_size() == 1:
         return number
     shared = torch.tensor(number, device=device)
@@ -89,9 +92,9 @@ def smallest(number: int, device: torch.device | str) -> int:
 
 
 def add_gradients(parameters: Collection[nn.Parameter], loss: float, device: torch.device | str) -> float:
-    """Replace the gradients by their sums over all processes, and return the sum of the losses.
+    """Replace each gradient by its sum over all processes, and return the sum of the losses.
 
-    If a parameter has no gradient in any process, like an expert that no token chose, its gradient remains ``None``.
+    If a parameter has no gradient in any process, such as an expert that no token chose, its gradient remains ``None``.
     """
     if world_size() == 1:
         return loss
@@ -111,6 +114,6 @@ def _gradient_or_zeros(parameter: nn.Parameter) -> Tensor:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Give each process different random numbers for dropout. They depend on the step, so a run can be continued."""
+    """Give each process different random numbers for dropout. They depend on the step, so that a run can continue."""
     if world_size() > 1:
         torch.manual_seed((seed * 2**20 + step) * world_size() + rank() & 2**63 - 1)

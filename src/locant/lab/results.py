@@ -1,7 +1,7 @@
 """The results of an experiment: its records, settings and environment.
 
-The results include everything that decides the outcome. So `changed` recognises a different run, and a run that was
-stopped keeps its records and continues. `locant.lab.resume_state` saves the state of a single training.
+The results include everything that decides the outcome. With them, `changed_settings` detects a different run, and a
+stopped run can continue from its records. `locant.lab.resume_state` saves the state of a single training run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from locant.lab.settings import TEXT, Settings, size_of
 
 RESULTS, LOCK = "results.json", ".lock"
 SCHEMA = 2
-"""The version of the format of `RESULTS`. The first version had no tasks and no version number."""
+"""The version of the file format of `RESULTS`. The first version had no tasks and no version number."""
 
 ROUNDED = 1e-6
-"""The largest distance by which rounding may move a mean beyond the smallest or the largest of its values."""
+"""The largest rounding error of a mean. A mean may lie outside the range of its values by this much."""
 
 RECORD = "tuning.json"
-"""The file that `tune` writes into the folder of the model."""
+"""The file that `tune` writes into the model's folder."""
 
 PAGE, BY_LENGTH, BY_POSITION, BY_TASK = PICTURES = (
     "report.html", "loss_by_length.png", "loss_by_position.png", "accuracy_by_length.png",
@@ -44,7 +44,7 @@ PAGE, BY_LENGTH, BY_POSITION, BY_TASK = PICTURES = (
 
 
 def environment(device: str = "cpu") -> dict[str, str | int]:
-    """Return versions, the machine and the kind of the device, without names of hosts, users or paths."""
+    """Return the package versions, the kind of machine and the device, without host names, user names or paths."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return {
         "locant": __version__,
@@ -61,7 +61,7 @@ def environment(device: str = "cpu") -> dict[str, str | int]:
 
 
 class Losses(NamedTuple):
-    """The mean nats per token over all targets, at each position of the window, and in each window."""
+    """The mean loss in nats per token over all targets, at each position of the window, and in each window."""
 
     mean: float
     by_position: list[float]
@@ -70,16 +70,16 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a training for one candidate."""
+    """The outcome of one training run of a candidate."""
 
     task: str = TEXT
     encoding: str
     seed: int
     rate: float = 1.0
-    """The factor of the learning rates."""
+    """The factor by which the learning rates are multiplied."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, ready for JSON, with lengths as strings."""
+        """Return the fields as JSON values. Lengths become strings."""
         return {
             name: {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
             for name, value in vars(self).items()
@@ -88,14 +88,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(Outcome):
-    """A training that ended with an error."""
+    """A training run that ended with an error."""
 
     failed: str
-    """The reason why the training failed."""
+    """The reason why the training run failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured(Outcome):
+class _MeasuredFields(Outcome):
     train_length: int
     train_loss: float | None
     """For a text, the mean loss over the last tenth of the steps. For a task, the last loss. ``None`` if not finite."""
@@ -104,7 +104,7 @@ class _Measured(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(_Measured):
+class Record(_MeasuredFields):
     """The measurements of one model. Losses are nats per token on held-out text, and ``None`` if not finite."""
 
     loss_by_length: dict[int, float | None]
@@ -113,26 +113,28 @@ class Record(_Measured):
     loss_by_window: dict[int, list[float | None]]
     """For each length, the loss in each window, in the order of the text."""
     context_loss_by_stretch: dict[int, list[float | None]] = field(default_factory=dict)
-    """For each context length, the loss in each stretch of the same targets: see `in_context`."""
+    """For each context length, the loss in each stretch of the same targets. See `in_context`."""
     steps: int = 0
 
     @staticmethod
     def losses(measured: Mapping[int, Losses]) -> dict[str, Any]:
-        """Return the loss fields of a record from the losses at each length, the longest last."""
+        """Return the loss fields of a record, given the losses at each length."""
         return {
-            "loss_by_length": {length: finite(loss.mean) for length, loss in measured.items()},
-            "loss_by_position": [finite(loss) for loss in measured[max(measured)].by_position],
-            "loss_by_window": {length: [finite(each) for each in loss.by_window] for length, loss in measured.items()},
+            "loss_by_length": {length: finite_or_none(loss.mean) for length, loss in measured.items()},
+            "loss_by_position": [finite_or_none(loss) for loss in measured[max(measured)].by_position],
+            "loss_by_window": {
+                length: [finite_or_none(each) for each in loss.by_window] for length, loss in measured.items()
+            },
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskRecord(_Measured):
-    """The measurements of one model on a task: the shares of right rows and of right tokens at each length."""
+class TaskRecord(_MeasuredFields):
+    """The measurements of one model on a task: the shares of correct rows and of correct tokens at each length."""
 
     steps: int
     learned: bool
-    """True if enough rows of the trained length are right. If not, longer rows show nothing about the encoding."""
+    """Whether enough rows of the trained length are correct. If not, longer rows show nothing about the encoding."""
     accuracy_by_length: dict[int, float]
     token_accuracy_by_length: dict[int, float]
 
@@ -141,10 +143,10 @@ AnyRecord = Record | TaskRecord
 
 
 def read_record(facts: Mapping[str, Any]) -> AnyRecord:
-    """Return the record with these values from JSON.
+    """Return the record that these JSON values describe.
 
     Raises:
-        ValueError: the values are not a record, or they contradict one another. The message describes the damage.
+        ValueError: the values are not a record, or they contradict one another.
     """
     if not isinstance(facts, Mapping):
         raise ValueError(f"got {short_repr(facts)} for a record")
@@ -169,7 +171,7 @@ def read_record(facts: Mapping[str, Any]) -> AnyRecord:
 
 
 def has_type(value: object, hint: Any) -> bool:
-    """Return whether a value of JSON has the type of an annotation. A number is finite and not a ``bool``.
+    """Return whether a JSON value has the annotated type. Floats must be finite, and a ``bool`` is not a number.
 
     >>> has_type({8: [1.5, None]}, dict[int, list[float | None]]), has_type(True, int)
     (True, False)
@@ -188,7 +190,11 @@ def has_type(value: object, hint: Any) -> bool:
 
 
 def _require_agreement(record: AnyRecord) -> None:
-    """Raise a ValueError if a mean is not the mean of its values, or if a loss or a share is out of range."""
+    """Raise `ValueError` if the values of a record contradict one another.
+
+    The lengths of all fields must agree, and a mean must lie within the range of its windows. Losses must not be
+    negative, and accuracies must be from 0 to 1.
+    """
     if isinstance(record, TaskRecord):
         shares = record.accuracy_by_length, record.token_accuracy_by_length
         if shares[0].keys() != shares[1].keys() or record.train_length not in shares[0]:
@@ -207,14 +213,14 @@ def _require_agreement(record: AnyRecord) -> None:
             raise ValueError(f"got {mean} for the loss at {length}, which is not the mean over its windows")
 
 
-def finite(loss: float) -> float | None:
-    """Return a loss, or ``None`` if it is not finite, because JSON has no such numbers."""
+def finite_or_none(loss: float) -> float | None:
+    """Return a loss, or ``None`` if it is not finite, because JSON cannot represent it."""
     return loss if math.isfinite(loss) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Settings, environment, facts about the text, and the records so far."""
+    """The settings, the environment, facts about the text, and the records so far."""
 
     settings: Settings
     environment: dict[str, str | int] = field(default_factory=environment)
@@ -222,7 +228,7 @@ class Results:
     records: tuple[AnyRecord | Failure, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON. Lengths become strings, and `text` becomes one of the settings."""
+        """Return JSON values. Lengths become strings, and `text` becomes one of the settings."""
         files = {name: digest for name in self.settings.encodings if (digest := Candidate.of(name).source)}
         return {
             "schema": SCHEMA, "settings": plain_settings(self.settings, self.text), "environment": self.environment,
@@ -231,7 +237,7 @@ class Results:
 
 
 def plain_settings(settings: object, text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment, ready for JSON, with the facts about its text."""
+    """Return the settings of an experiment and the facts about its text as JSON values."""
     values = {name: [*value] if isinstance(value, tuple) else value for name, value in vars(settings).items()}
     return {**values, "text": text}
 
@@ -240,10 +246,10 @@ RECORDED = (Path(__file__).parent / "recorded", Path(__file__).parents[3] / "doc
 """The folders of recorded results: in an installed package, and in a checkout."""
 
 
-def recorded(name: str) -> dict[str, Any] | None:
+def read_recorded(name: str) -> dict[str, Any] | None:
     """Return the results of a comparison that ``benchmarks/suite.py`` recorded, or ``None`` if they do not exist.
 
-    They contain the tasks that every encoding finished with every seed. ``late`` names the other tasks.
+    They include only the tasks that every encoding finished with every seed. The entry ``late`` lists the other tasks.
     """
     file = next((place / f"{name}.json" for place in RECORDED if (place / f"{name}.json").is_file()), None)
     if file is None:
@@ -258,17 +264,17 @@ def recorded(name: str) -> dict[str, Any] | None:
     return {**results, "settings": {**settings, "tasks": whole}, "records": records, "late": late}
 
 
-def recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the `recorded` results for the suite and the model size of these settings."""
-    return recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
+def read_recorded_suite(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the recorded results for the suite and model size of these settings, or ``None`` if they do not exist."""
+    return read_recorded(f"{settings['suite']}-{size_of(settings)}") if settings.get("suite") else None
 
 
-def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the recorded results of the suite for encodings that these results lack.
+def add_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the recorded results of the suite for encodings that these results do not contain.
 
     Losses on a text are added only if both comparisons read the same text.
     """
-    recorded = recorded_suite(results["settings"])
+    recorded = read_recorded_suite(results["settings"])
     if recorded is None:
         return results
     text, encodings = results["settings"]["text"].get("sha256"), {*results["settings"]["encodings"]}
@@ -284,14 +290,14 @@ def with_recorded(results: Mapping[str, Any]) -> Mapping[str, Any]:
 class ResultsFolder:
     """A folder for results. It is created if necessary. Files that a comparison did not write are never changed.
 
-    An earlier report stays until the new comparison has its first result. Any other folder that is not empty is
-    refused, unless `force` allows adding files to it. The context locks the folder for this process. At the end, it
-    removes the folder if nothing was written into it.
+    An earlier report stays until the new comparison has its first result. Any other folder must be empty, unless
+    `force` allows adding files to it. The context locks the folder for this process. At its end, folders that were
+    created for the results are removed if they are empty.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
         self.path = Path(path)
-        self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
+        self.holds_earlier = {"settings", "environment", "records"} <= read_earlier(self.path / RESULTS).keys()
         self._stale = PICTURES if self.holds_earlier else ()
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"got {self.path}, which is a file, as the folder of the report", "use another folder")
@@ -333,8 +339,12 @@ class ResultsFolder:
             folder.rmdir()
 
 
-def earlier(path: Path) -> dict[str, Any]:
-    """Return the contents of an earlier run's JSON file. They are empty if the file is missing or unreadable."""
+def read_earlier(path: Path) -> dict[str, Any]:
+    """Return the contents of an earlier run's JSON file, or an empty dictionary if it is missing or unreadable.
+
+    Raises:
+        InputError: a newer release wrote the file in a format that this release does not know.
+    """
     try:
         report = strict_json(path.read_bytes(), path.name)
     except (OSError, FaultError):
@@ -344,42 +354,42 @@ def earlier(path: Path) -> dict[str, Any]:
 
 
 def require_known_schema(report: Mapping[str, Any], name: str) -> None:
-    """Raise `InputError` if a newer release wrote a file of results in a format that this release does not know."""
+    """Raise `InputError` if a results file has a newer format than this release knows."""
     if isinstance(schema := report.get("schema"), int) and schema > SCHEMA:
         got = f"got {name}, which a newer release of locant wrote: it has schema {schema}, expected {SCHEMA} at most"
         raise InputError(got, "pip install -U locant, or use another folder")
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that differ from the settings `before`, which were read from JSON.
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that differ between `before`, which was read from JSON, and `now`.
 
-    >>> changed({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
+    >>> changed_settings({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
     ['seed']
     """
     plain = json.loads(json.dumps(now))
     return [name for name in {**plain, **before} if before.get(name, ...) != plain.get(name, ...)]
 
 
-def unchanged(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
+def read_same_run(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
     """Return the report of an earlier run if it is the same run as this one, else an empty dictionary.
 
-    Two runs are the same if only `free` settings differ, and if the versions of this package and of torch and the kind
-    of machine are equal. Only those facts about the text are compared that `settings` contain.
+    Two runs are the same if only `free` settings differ, and if they have the same version of locant, the same version
+    of torch and the same kind of machine. Facts about the text are compared only if `settings` contains them.
     """
-    report, now = earlier(path), environment()
+    report, now = read_earlier(path), environment()
     try:
         before, versions = report["settings"], report["environment"]
         text = {name: before["text"].get(name) for name in settings["text"]}
-        others = {*changed({**before, "text": text}, settings)} - {*free}
+        others = {*changed_settings({**before, "text": text}, settings)} - {*free}
         is_same = not others and all(versions[name] == now[name] for name in ("locant", "torch", "machine"))
         records = report["records"]
     except (LookupError, TypeError, AttributeError):
         return {}
     if is_same and not isinstance(records, list):
-        raise damaged(path, f"got {short_repr(records)} for records")
+        raise damage_error(path, f"got {short_repr(records)} for records")
     return report if is_same else {}
 
 
-def damaged(path: Path, why: object) -> InputError:
+def damage_error(path: Path, why: object) -> InputError:
     """Return the error to raise if results of the same run cannot be read."""
     return InputError(f"got {path}, which holds damaged records: {why}", "use another folder, or delete this file")

@@ -1,4 +1,6 @@
-"""Save the state of a training that can be killed at any moment in a safetensors file, which is replaced as a whole.
+"""Save the state of a training run in a safetensors file.
+
+The file is replaced as a whole, so the run can be killed at any moment.
 
 The file contains the weights, the moments of the optimizer and the states of the random generators. Everything that is
 not a tensor is JSON in the header of the file.
@@ -20,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from locant.errors import InputError, Remedy
-from locant.files import lock, replacing
+from locant.files import lock, replace_file
 
 WEIGHT, RANDOM, DEVICE_RANDOM = "weight", "random", "random_there"
-"""Prefixes and names of the tensors. Moments have the names that the optimizer gives them."""
+"""The prefix of weights, and the names of random states. The prefix of a moment is its name in the optimizer."""
 
 
 @contextmanager
@@ -51,13 +53,13 @@ def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> N
 
 
 def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device as an argument if it has a number. Functions of mps, a single device, take no argument."""
+    """Return the device as an argument if it has a number. The functions of mps, a single device, take no argument."""
     return () if device.index is None else (device,)
 
 
 @contextmanager
 def wrap_write_errors(path: Path) -> Generator[None]:
-    """Turn the system's errors in writing into an `InputError` of one line. The saved state of the run stays."""
+    """Turn write errors of the system into a short `InputError`. The saved state of the run is kept."""
     try:
         yield
     except (SafetensorError, OSError) as error:
@@ -68,7 +70,7 @@ def wrap_write_errors(path: Path) -> Generator[None]:
 class StateFolder:
     """The folder with the state of an unfinished run, next to the folder that the run will write.
 
-    The context locks the folder for this process. At the end, it removes the folder if there is no state in it.
+    The context locks the folder for this process. At its end, the folder is removed if it contains no state.
     """
 
     def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
@@ -84,7 +86,7 @@ class StateFolder:
             self._lock.close()
             got = f"got {self.output}, which another run is about to write"
             raise InputError(got, "use another folder, or wait until the other run has ended")
-        for partial in self.path.glob(f".{self.file.stem}.*"):  # files of a run that was killed
+        for partial in self.path.glob(f".{self.file.stem}.*"):  # files of a killed run
             partial.unlink()
         return self
 
@@ -94,7 +96,7 @@ class StateFolder:
         self._lock.close()
 
     def facts(self) -> dict[str, Any] | None:
-        """Return everything in the state that is not a tensor, or ``None`` if there is no state."""
+        """Return all values of the state that are not tensors, or ``None`` if there is no state."""
         if not self.file.is_file():
             return None
         try:
@@ -112,7 +114,7 @@ class StateFolder:
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
         tensors |= _random_numbers(self.device)
-        with wrap_write_errors(self.file), replacing(self.file) as temporary:
+        with wrap_write_errors(self.file), replace_file(self.file) as temporary:
             whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
             save_file(whole, temporary, {"locant": json.dumps(facts)})
 
@@ -129,12 +131,12 @@ class StateFolder:
                     parameters[name].copy_(file.get_tensor(key))
                 else:
                     device = parameters[name].device
-                    # A copy, because `write` replaces the file, which Windows refuses while its memory is in use.
+                    # A copy, because `write` replaces the file. Windows refuses this while its memory is in use.
                     optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(device, copy=True)
         _set_random_numbers(random, self.device)
 
     def remove(self) -> None:
-        """Remove the state, and the partial output of a run that was killed."""
+        """Remove the state and the partial output of a killed run."""
         self.file.unlink(missing_ok=True)
         for partial in self.output.parent.glob(f".{glob.escape(self.output.name)}.{8 * '[0-9a-f]'}"):
             shutil.rmtree(partial, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Ask a language model RULER's questions, in the six tasks without a corpus (Hsieh et al. 2024, arXiv 2404.06654).
+"""Ask a language model the questions of six RULER tasks that need no corpus (Hsieh et al. 2024, arXiv 2404.06654).
 
-The tasks, their sizes, the number of written tokens and the score are the same as in RULER. The words and the wording
-are different, so scores are similar to the published scores but not equal. The model always writes the most probable
-token. The score of a row is the share of its answers that the written text contains.
+The tasks, their sizes, the number of generated tokens and the score are the same as in RULER. The words and the wording
+are different, so scores are similar to the published scores but not equal. The model writes the most probable token at
+each step. The score of a row is the share of its answers that the generated text contains.
 
-A truncated row cannot be answered, and a score of zero does not show the reason. So no row is truncated: it is the
-longest row that fits together with the tokens to write. A row is refused if its tokens do not spell all of it. A model
-is refused if it reads fewer tokens than it is given. Chat templates are not used.
+Rows are never truncated, because a truncated row cannot be answered, and a score of zero would not show the reason.
+Each row is as long as possible, with room for the generated tokens. It is an error if the tokens do not spell the whole
+row, or if the model reads fewer tokens than it is given. Chat templates are not used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from locant.errors import InputError, Remedy
+from locant.gguf_file import find_gguf, open_gguf
 from locant.lab.decoder import Decoder
-from locant.lab.results import earlier
-from locant.lab.sampling import cached_or_whole, generate
+from locant.lab.results import read_earlier
+from locant.lab.sampling import call_with_cache_if_supported, generate
 from locant.swapping.forward_arguments import cache_argument
 from locant.text.reading import sample_text
 from locant.text.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ HOPS, COMMON = 4, 10
 
 
 class Question(NamedTuple):
-    """A text with its question, the opening of the answer, and the answers that have to follow."""
+    """A text with its question, the opening of the answer, and the answers that must follow."""
 
     text: str
     opening: str
@@ -56,8 +57,9 @@ class Prompt(NamedTuple):
 class RulerTask(NamedTuple):
     """A task of RULER.
 
-    `make` makes a question from random numbers, a size in lines or words, a length and the depth of the needle. `least`
-    is the smallest size, and `writes` is the largest number of tokens that the model may write.
+    `make` returns a question from a random generator, a size in lines or words, a length in tokens and the depth of
+    the needle. `least` is the smallest size. `writes` is RULER's limit for generated tokens. The limit is raised if the
+    answers need more tokens.
     """
 
     make: Callable[[Random, int, int, float | None], Question]
@@ -67,7 +69,7 @@ class RulerTask(NamedTuple):
 
 @cache
 def words() -> list[str]:
-    """Return about two thousand words from the documentation inside Python. They depend on the version of Python."""
+    """Return about 2 300 words from Python's built-in documentation. They depend on the version of Python."""
     return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
 
 
@@ -87,7 +89,7 @@ def _needle(
     what: str, key_of: Callable[[Random], str], value_of: Callable[[Random], str], filler: str,
     draw: Random, size: int, _: int, depth: float | None,
 ) -> Question:  # fmt: skip
-    """Return a question about a line with a key and its value, among lines of filler or other such lines."""
+    """Return a question about a line with a key and its value. The other lines are filler, or have other keys."""
     key, value = key_of(draw), value_of(draw)
     others = [other for _ in range(size) if (other := key_of(draw)) != key]
     lines = [filler or f"The secret {what} of {other} is {value_of(draw)}." for other in others]
@@ -98,7 +100,7 @@ def _needle(
 
 
 def _chain(draw: Random, size: int, letters: int) -> Question:
-    """Return a question about a chain of assignments in filler."""
+    """Return a question about a chain of assignments that are scattered among lines of filler."""
     names = dict[str, None]()
     while len(names) <= HOPS:
         names["".join(draw.choices(ascii_uppercase, k=letters))] = None
@@ -118,18 +120,18 @@ def _word_list(draw: Random, size: int, often: int, seldom: int) -> Question:
     chosen = draw.sample(words(), size) if size <= len(words()) else [*dict.fromkeys(_key(draw) for _ in range(size))]
     items = [*chosen[:COMMON] * often, *chosen[COMMON:] * seldom]
     draw.shuffle(items)
-    text = f"Some words of this list stand there more often than the others.\n\n{_numbered(items)}"
+    text = f"Some words of this list stand there more often than the others.\n\n{_number_items(items)}"
     question = f"{text}\n\nWhich {COMMON} words stand there most often?"
     return Question(question, f" The {COMMON} words are:", tuple(chosen[:COMMON]))
 
 
-def _numbered(items: Sequence[str]) -> str:
+def _number_items(items: Sequence[str]) -> str:
     return " ".join(f"{number}. {item}" for number, item in enumerate(items, 1))
 
 
 def _common_words(draw: Random, size: int, length: int, *_: object) -> Question:
     example, often = ((20, 3, 1), (6, 1)) if length < 4096 else ((40, 10, 3), (30, 3))
-    return _with_example(_word_list(draw, *example), _numbered, _word_list(draw, size, *often))
+    return _with_example(_word_list(draw, *example), _number_items, _word_list(draw, size, *often))
 
 
 def _with_example(example: Question, shown: Callable[[Sequence[str]], str], question: Question) -> Question:
@@ -138,7 +140,10 @@ def _with_example(example: Question, shown: Callable[[Sequence[str]], str], ques
 
 
 def _frequent_words(draw: Random, size: int, *_: object) -> Question:
-    """Return a question about coded words. Their frequencies are proportional to 1 / k². The first is dots."""
+    """Return a question about words of random letters.
+
+    The count of the k-th most frequent word is proportional to 1 / k². The most frequent "word" is three dots.
+    """
     counts = [*takewhile(bool, (int(size * 6 / (math.pi * k) ** 2) for k in range(1, size)))]
     coded = ["...", *("".join(draw.choices(ascii_lowercase, k=6)) for _ in counts[1:])]
     items = [word for word, count in zip(coded, counts, strict=True) for _ in range(count)]
@@ -154,13 +159,13 @@ TASKS: Mapping[str, RulerTask] = {
     "niah_multikey_3": RulerTask(partial(_needle, "code", _code, _code, ""), 1, 128),
     "vt": RulerTask(lambda draw, size, *_: _with_example(_chain(draw, 5, 3), " ".join, _chain(draw, size, 5)), 5, 30),
     "cwe": RulerTask(_common_words, COMMON + 1, 120),
-    "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth is less frequent
+    "fwe": RulerTask(_frequent_words, 80, 50),  # so that the fourth word is less frequent than the third
 }
-"""The tasks by RULER's names."""
+"""The tasks by their names in RULER."""
 
 
 def score(written: str, answers: Sequence[str]) -> float:
-    """Return the share of the answers that a text contains, ignoring case.
+    """Return the share of the answers that a text contains. Case is ignored.
 
     >>> score("The words are: Tower, lake", ["tower", "lake", "hat", "coin"])
     0.5
@@ -169,13 +174,13 @@ def score(written: str, answers: Sequence[str]) -> float:
 
 
 def rows(task: str, tokenizer: Tokenizer, length: int, count: int, depth: float | None = None) -> list[Prompt]:
-    """Return the first `count` rows of a task, or an empty list if the smallest row does not fit."""
+    """Return the first `count` rows of a task, without rows that do not fit even at the smallest size."""
     prompts = (prompt(task, tokenizer, length, seed, depth) for seed in range(count))
     return [row for row in prompts if row is not None]
 
 
 def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float | None = None) -> Prompt | None:
-    """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest does not fit.
+    """Return the largest row that fits into `length` tokens with its answer, or ``None`` if the smallest is too long.
 
     Args:
         depth: the place of the needle, from 0 at the beginning to 1 at the end. Default: a random place, as in RULER.
@@ -210,17 +215,22 @@ def prompt(name: str, tokenizer: Tokenizer, length: int, seed: int, depth: float
 
 
 def has_chat_template(folder: str | Path) -> bool:
-    """Return whether the files of a model contain a chat template."""
+    """Return whether the files of a model, or its GGUF file, contain a chat template."""
+    if (gguf := find_gguf(folder)) is not None:
+        return open_gguf(gguf).value("tokenizer.chat_template") is not None
     path = Path(folder)
-    return (path / "chat_template.jinja").is_file() or "chat_template" in earlier(path / "tokenizer_config.json")
+    return (path / "chat_template.jinja").is_file() or "chat_template" in read_earlier(path / "tokenizer_config.json")
 
 
 @torch.no_grad()
 def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
-    """Return the most probable text after a prompt. It ends with the last answer, the text or `Prompt.most` tokens.
+    """Return the text that a model writes after a prompt. At each step, the model takes the most probable token.
 
-    Without a cache, the whole text is read again for each token. This is the case if the name of the model's cache is
-    unknown, or if the encoding needs whole texts.
+    A model of `transformers` stops at an end-of-text token, when the text contains all answers, or after `Prompt.most`
+    tokens. A `Decoder` always writes `Prompt.most` tokens.
+
+    If the name of the model's cache is unknown, or if the encoding needs whole texts, no cache is used. Then the model
+    reads the whole text again for each token.
 
     Args:
         model: a model of `transformers`, or a decoder of the lab.
@@ -231,7 +241,7 @@ def write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt) -> str:
     if isinstance(model, Decoder):
         ids = torch.tensor(prompt.ids, device=model.norm.weight.device)
         return tokenizer.decode(generate(model, ids, prompt.most, temperature=0)[len(ids) :].tolist())
-    return cached_or_whole(partial(_write_answer, model, tokenizer, prompt))
+    return call_with_cache_if_supported(partial(_write_answer, model, tokenizer, prompt))
 
 
 def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: bool) -> str:
@@ -241,7 +251,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
     ids, text = list[int](), ""
 
     def last(head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Keep the hidden state of the last token, whose logits are enough."""
+        """Keep only the hidden state of the last token, because no other logits are needed."""
         if (read := args[0].shape[1]) != unread.shape[1]:
             got = f"got a model that reads {read:,} of {unread.shape[1]:,} tokens"
             raise InputError(got, Remedy(lengths=(read,)))
@@ -263,7 +273,7 @@ def _write_answer(model: Any, tokenizer: Tokenizer, prompt: Prompt, with_cache: 
 
 
 def ask(model: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the score of a model's answers, and its text for the first prompt to explain a low score."""
+    """Return the score of a model's answers. The result includes its first text, which can explain a low score."""
     texts = [write_answer(model, tokenizer, prompt) for prompt in prompts]
     scores = [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
     return {

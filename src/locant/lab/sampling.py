@@ -20,7 +20,7 @@ from locant.spelling import dtype_name
 T = TypeVar("T")
 
 LENGTHS = ("block_size", "context_length", "max_seq_len", "max_position_embeddings", "n_positions", "n_ctx")
-"""Names of the largest number of tokens that a model can read, in models and their configurations."""
+"""Names under which models and their configurations state the largest number of tokens that they can read."""
 
 
 @torch.no_grad()
@@ -34,27 +34,28 @@ def generate(
     seed: int = 0,
     max_seq_len: int | None = None,
 ) -> Int[Tensor, "*batch longer"]:
-    """Return the given ids, followed by `num_tokens` tokens that are drawn from the model one by one.
+    """Draw `num_tokens` tokens from a model one by one. Return the given ids, followed by these tokens.
 
-    A `Decoder` computes each token once. If its encoding needs whole texts, or `max_seq_len` is given, all tokens are
-    computed again for each new one. Any other module is called as ``model(ids)`` with the whole row for each new token.
+    A `Decoder` computes each token once. If its encoding needs whole texts, or if `max_seq_len` is given, it computes
+    all tokens again for each new token. Any other module is called as ``model(ids)`` with the whole row for each new
+    token.
 
     Args:
         model: a `Decoder`, or a module or function that turns ids ``(batch, seq)`` into logits
             ``(batch, seq, vocab_size)``, or ``(batch, 1, vocab_size)`` for the last token. It may return them in a
             tuple before other values, or as the entry ``logits`` of a dictionary or of an output of `transformers`.
-        ids: the prompt, one row or a batch of rows of one length.
-        temperature: scores are divided by the temperature before the softmax. 0 takes the most probable token.
+        ids: the prompt, as one row or a batch of rows with equal lengths.
+        temperature: scores are divided by the temperature before the softmax. With 0, the most probable token is taken.
         top_k: draw only from the `top_k` most probable tokens.
         seed: the seed of the draws. The same seed gives the same tokens.
-        max_seq_len: the largest number of tokens that the model reads. Of a longer row, it reads the last tokens, with
-            positions from 0. Default: no limit for a `Decoder`. For another module, the number that it or its
-            configuration states as ``block_size``, ``context_length``, ``max_seq_len``, ``max_position_embeddings``,
-            ``n_positions`` or ``n_ctx``, if there is one.
+        max_seq_len: the largest number of tokens that the model reads. If a row is longer, the model reads only its
+            last tokens, with positions from 0. By default, a `Decoder` has no limit. The default for another module is
+            the number that it or its configuration states as ``block_size``, ``context_length``, ``max_seq_len``,
+            ``max_position_embeddings``, ``n_positions`` or ``n_ctx``, if there is one.
 
     Raises:
-        RangeError: there are more tokens than a table of learned positions has rows, or than the model can read.
-        ShapeError: the model returned no logits.
+        RangeError: there are more tokens than a table of learned positions has rows, or more than the model can read.
+        ShapeError: the ids are not integers, or the model returned no logits.
 
     >>> from locant.positions import PositionEncoding
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
@@ -103,7 +104,7 @@ class _Draw:
         self._seed = generator.initial_seed()
 
     def begin(self) -> None:
-        """Start again with the seed, as for the first token."""
+        """Set the seed again, as for the first token."""
         self.generator.manual_seed(self._seed)
 
     def __call__(self, logits: Float[Tensor, "batch vocab_size"]) -> Int[Tensor, "batch one"]:
@@ -134,13 +135,13 @@ def _from_decoder(model: Decoder, rows: Tensor, num_tokens: int, draw: _Draw) ->
             whole_text = torch.cat([whole_text, new], dim=1)
         return whole_text
 
-    return cached_or_whole(continuation)
+    return call_with_cache_if_supported(continuation)
 
 
-def cached_or_whole(read: Callable[[bool], T]) -> T:
+def call_with_cache_if_supported(read: Callable[[bool], T]) -> T:
     """Call a function with a cache or, if it raises a `LocantError`, without a cache. Return its result.
 
-    For example, a convolution reads the neighbours of a token, which no cache contains, so it needs whole texts.
+    For example, a convolution needs whole texts, because it reads the neighbours of a token, which no cache contains.
     """
     try:
         return read(True)
@@ -204,7 +205,7 @@ def _describe(returned: Any) -> str:
 
 
 def _stated_length(model: Any) -> int | None:
-    """Return the largest number of tokens that a model states, or ``None`` if it does not state any."""
+    """Return the largest number of tokens that a model can read, or ``None`` if it does not state this number."""
     for holder in (model, *(getattr(model, name, None) for name in ("config", "cfg"))):
         for name in LENGTHS:
             value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
@@ -215,7 +216,7 @@ def _stated_length(model: Any) -> int | None:
 
 @contextmanager
 def _in_eval_mode(model: Any) -> Generator[None]:
-    """Switch dropout off until the block ends. Then restore the mode of each part."""
+    """Switch dropout off until the block ends, and then restore the mode of each part."""
     modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
     for part, _ in modes:
         part.training = False

@@ -1,4 +1,4 @@
-"""The settings of a comparison and their defaults. This module does not import torch, because ``--help`` reads it."""
+"""The settings of a comparison and their defaults. This module does not import torch, because ``--help`` needs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from locant.arguments import entries, flag, one_of, real, short_repr, whole
+from locant.arguments import Real, entries, flag, one_of, real, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 
 VOCAB_SIZE = 512
-"""The vocabulary size of a tokenizer trained on the text. It is small, so that small models learn in fast steps."""
+"""The vocabulary size of a tokenizer trained on the text. It is small, so that the steps of small models are fast."""
 
 MAX_STEPS = 300
 MAX_EPOCHS = 16
@@ -21,23 +21,23 @@ MAX_EPOCHS = 16
 TEXT_BATCH, TEXT_LAYERS = 32, 2
 
 TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
-"""The settings for tasks. A training ends early if the task is learned. Two layers do not learn to copy."""
+"""The settings for tasks. A training run ends early if the task is learned. Two layers do not learn to copy."""
 
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
 """The lengths at which a model is measured on a task, as multiples of the trained length."""
 
 SWEEP_SEED = 2**31 - 1
-"""The seed of trainings that choose learning rates. They read neither the held-out text nor the measured rows."""
+"""The seed of runs that choose learning rates. They read neither the held-out text nor the measured rows."""
 
 TEXT = "text"
-"""The name of the task of learning the caller's text."""
+"""The name of the task in which a model learns the caller's text."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
     "small": {"d_model": 192, "num_layers": 4, "num_heads": 6},
     "medium": {"d_model": 512, "num_layers": 8, "num_heads": 8},
 }
-"""Decoders of 0.1 to 0.15, 1.8 and 25 million parameters besides their embeddings."""
+"""Decoders of 0.1 to 0.15, 1.8 and 25 million parameters, without their embeddings."""
 
 SUITES: dict[str, dict[str, Any]] = {
     "v1": {
@@ -46,14 +46,17 @@ SUITES: dict[str, dict[str, Any]] = {
         "rates": (0.5, 1.0, 2.0),
     },
 }
-"""The settings that each suite fixes. The others have defaults. The first task is the hardest and chooses the rates."""
+"""The settings of each suite that differ from the defaults.
+
+The first task after the text is the hardest. The learning rates are chosen on it.
+"""
 
 CHECKS: dict[str, Callable[..., Any]] = {
     "int": partial(whole, low=1),
     "float": partial(real, above=0),
     "bool": lambda name, value, remedy: flag(name, value),
 }
-"""The usual checks of settings by the type in their annotation."""
+"""The usual checks of settings, by the type in their annotation."""
 
 REMEDIES = {"num_steps": MAX_STEPS, "minutes": 3, "batch_size": TEXT_BATCH, "num_layers": TEXT_LAYERS}
 
@@ -65,25 +68,25 @@ class Settings:
     Args:
         encodings: names of encodings. ``rotary+yarn`` is scaled by YaRN beyond the trained length.
             ``rotary@randomized`` is trained and read at randomised positions.
-        tasks: names of `locant.lab.tasks`, or ``text``.
+        tasks: names in `locant.lab.tasks`, or ``text``.
         train_length: tokens per window in training.
-        multiples: the lengths of text to measure at, as multiples of the training length.
-        task_length: items in the longest row of a task in training. Rows of `TASK_MULTIPLES` times this length are
-            measured.
+        multiples: the lengths of text to measure at, as multiples of the trained length.
+        task_length: items in the longest row of a task in training. Models are measured on rows of `TASK_MULTIPLES`
+            times this length.
         seeds: every encoding is trained once with each seed.
         num_steps: the number of training steps. For a text, the default is `MAX_STEPS`, or the steps of `MAX_EPOCHS`
             epochs if these are fewer. For a task, it is up to `TASK_STEPS`, until the task is learned.
-        minutes: choose `num_steps` so that all trainings together take this time.
+        minutes: choose `num_steps` so that all training runs together take this time.
         batch_size: windows of a text, or rows of a task, per step. Default: `TEXT_BATCH` and `TASK_BATCH`.
         learning_rate: the peak rate for a text. The rates for tasks are in `locant.lab.task_learning`.
         rates: factors of the learning rates. If there are several, the best factor is found for each encoding, on the
-            text and on the first of the other tasks. These trainings use a seed that no measured training has.
-        d_model: the width of the decoder. The width of each head has to be even.
+            text and on the first of the other tasks. These training runs use a seed that no measured run has.
+        d_model: the width of the decoder. The width of each head must be even.
         num_layers: the number of layers. Default: `TEXT_LAYERS` and `TASK_LAYERS`.
-        device: for example ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one
-            at a time.
-        suite: a name in `SUITES`. It fixes all settings except the encodings and the size of the model, which is one of
-            `SIZES`.
+        device: such as ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one
+            after the other.
+        suite: a name in `SUITES`. It fixes all settings except the encodings, the device and the size of the model,
+            which is one of `SIZES`.
 
     >>> Settings(train_length=128).lengths
     (128, 256, 512, 1024)
@@ -96,10 +99,10 @@ class Settings:
     task_length: int = 12
     seeds: tuple[int, ...] = (0, 1)
     num_steps: int | None = None
-    minutes: float | None = None
+    minutes: Real | None = None
     batch_size: int | None = None
-    learning_rate: float = 6e-3
-    rates: tuple[float, ...] = (1.0,)
+    learning_rate: Real = 6e-3
+    rates: tuple[Real, ...] = (1.0,)
     d_model: int = 64
     num_layers: int | None = None
     num_heads: int = 4
@@ -113,7 +116,7 @@ class Settings:
         if self.suite:
             usual = {field.name: field.default for field in fields(self)}
             changed = {name: value for name, value in vars(self).items() if value != usual[name]}
-            for name, value in fixed_by(self.suite, changed).items():
+            for name, value in settings_of_suite(self.suite, changed).items():
                 object.__setattr__(self, name, value)
         check_settings(
             self,
@@ -150,7 +153,7 @@ class Settings:
         return tuple(dict.fromkeys(max(1, round(self.task_length * multiple)) for multiple in TASK_MULTIPLES))
 
     def steps_for(self, num_tokens: int | None = None) -> int:
-        """Return the number of training steps for a text of `num_tokens`, or by default the largest number for a task.
+        """Return the number of training steps for a text of `num_tokens` or, by default, the largest number for a task.
 
         >>> Settings().steps_for(200_000), Settings().steps_for(5_000), Settings().steps_for()
         (300, 39, 2000)
@@ -178,8 +181,8 @@ def check_settings(
     """Replace the settings of a frozen dataclass by the return values of their checks.
 
     A check is called with the name, the value and the remedy. For a tuple, it is called with each entry. Numbers
-    without a check have to be positive. ``None`` and an empty tuple are only allowed if they are the default. A
-    repeated entry of a tuple is an error, unless `drop_repeats`.
+    without a check must be positive. ``None`` and an empty tuple are only allowed if they are the default. A repeated
+    entry of a tuple is an error, unless `drop_repeats`.
 
     Args:
         remedies: a remedy, or the value that a remedy sets, for settings whose default would not help.
@@ -203,8 +206,8 @@ def check_settings(
         object.__setattr__(settings, name, different)
 
 
-def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a suite fixes, if there is a suite. Raise `RangeError` if `given` contradicts them."""
+def settings_of_suite(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a suite fixes, if any. Raise `RangeError` if `given` contradicts them."""
     if not suite:
         return {}
     own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
@@ -218,13 +221,13 @@ def fixed_by(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_one_duration(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` if both steps and minutes limit a training."""
+    """Raise `InputError` if both steps and minutes are given."""
     if None not in (given.get("num_steps"), given.get("minutes")):
         raise InputError("got both steps and minutes", Remedy("use {} or {} alone", num_steps=..., minutes=...))
 
 
 def size_of(settings: Mapping[str, Any]) -> str:
-    """Return the name of the model's size in `SIZES`, or an empty string for any other size.
+    """Return the name of a model's size in `SIZES`, or an empty string for any other size.
 
     >>> size_of(vars(Settings(d_model=192, num_layers=4, num_heads=6))), size_of(vars(Settings(num_layers=1)))
     ('small', '')

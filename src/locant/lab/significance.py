@@ -1,14 +1,14 @@
 """Decide whether a difference is clear. At most one in twenty comparisons of equal encodings finds a clear difference.
 
-All intervals of the lab are two-sided and use Student's t. If several intervals hold together, each is widened by
-Bonferroni's rule. The best encoding is chosen among all encodings, so all pairs of encodings count.
+All intervals of the lab are two-sided and use Student's t. If several intervals must hold at once, Bonferroni's rule
+widens each of them. The best encoding is chosen among all encodings, so all pairs of encodings count.
 
 The spread over seeds is pooled over all encodings in a comparison, as in an analysis of variance, because two or three
 seeds of one encoding are too few to estimate it. If an encoding has a larger spread, its own deviation is used.
 
-The limit of one in twenty holds for normal distributions with equal spreads. In simulations, the share was 7 % for two
-encodings of two seeds with shares of right rows near 0 and 1. It was up to 12 % if a single encoding spreads much more
-than the others, and 10 to 29 % if that encoding also has fewer seeds.
+The limit of one in twenty holds for normal distributions with equal spreads. In simulations, the share of clear
+differences was 7 % for two encodings with two seeds each, if the share of correct rows was near 0 or 1. It was up to
+12 % if one encoding had a much larger spread than the others, and 10 to 29 % if that encoding also had fewer seeds.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LEVEL = 0.05
 
 
 def tail(comparisons: int = 1) -> float:
-    """Return the share beyond one end of an interval if `comparisons` intervals hold together."""
+    """Return the probability beyond each end of an interval if `comparisons` intervals must hold at once."""
     return LEVEL / 2 / comparisons
 
 
 def margin_of_mean(deviation: float, count: int, comparisons: int = 1) -> float:
-    """Return half of the interval of the mean of two or more values with this standard deviation.
+    """Return the half-width of the interval of a mean of two or more values with this standard deviation.
 
     >>> round(margin_of_mean(1.0, 16), 3)  # 2.131 / 4
     0.533
@@ -43,7 +43,7 @@ def margin_of_mean(deviation: float, count: int, comparisons: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """The pooled spread over seeds of encodings that are compared in pairs."""
+    """The pooled spread over seeds, for encodings that are compared in pairs."""
 
     comparisons: int
     variance: float
@@ -61,7 +61,7 @@ class Spread:
         return cls(max(1, math.comb(len(encodings), 2)), squares / freedom if freedom else math.nan, freedom)
 
     def margin(self, one: Seeds, other: Seeds) -> float:
-        """Return half of the interval of the difference between two encodings, infinite if no encoding has two seeds.
+        """Return the half-width of the interval of a difference. It is infinite if no encoding has two seeds.
 
         >>> round(Spread.of([(0.1, 2), (0.1, 2)]).margin((0.1, 2), (0.1, 2)), 4)  # 4.303 * 0.1
         0.4303
@@ -74,7 +74,7 @@ class Spread:
 
 @functools.lru_cache(maxsize=256)
 def student(share: float, freedom: int) -> float:
-    """Return the quantile of Student's t, which is the tangent of an angle whose density is a power of its cosine.
+    """Return a quantile of Student's t: √freedom times the tangent of an angle with density cos(angle)^(freedom - 1).
 
     >>> [round(student(share, freedom), 3) for share, freedom in ((0.975, 2), (0.975, 9), (0.999, 9))]
     [4.303, 2.262, 4.297]

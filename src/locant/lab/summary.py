@@ -1,6 +1,6 @@
 """Summarise the records of a comparison: means, the spread over seeds and windows, and clear differences.
 
-The input has the form of `results.json`, so a report can be repeated from this file alone.
+The input has the form of `results.json`, so this file is enough to repeat a report.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from locant.errors import InputError
 from locant.lab.significance import Spread, margin_of_mean
 
 ENOUGH_WINDOWS = 10
-"""The fewest held-out windows of a length that allow a conclusion about it."""
+"""The smallest number of held-out windows of a length that allows a conclusion about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The mean of a loss over all seeds, in nats per token, and its standard deviation, which is 0 for one seed."""
+    """The mean, lowest and highest loss over all seeds, in nats per token. The standard deviation is 0 for one seed."""
 
     mean: float
     low: float
@@ -31,7 +31,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Cell | None:
-        """Return a cell, or ``None`` if any value is not finite, because the mean of the others would look too good."""
+        """Return a cell, or ``None`` if any value is not finite. The mean of the other values would look too good."""
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if not finite or len(finite) < len(values):
             return None
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The losses of one encoding. `by_window` contains the mean over seeds in each window of a length."""
+    """The losses of one encoding. `by_window` contains a cell for each window of a length."""
 
     encoding: str
     num_seeds: int
@@ -50,18 +50,18 @@ class Row:
     by_position: tuple[Cell | None, ...]
     by_window: dict[int, tuple[Cell | None, ...]]
     by_stretch: dict[int, tuple[Cell | None, ...]] = field(default_factory=dict)
-    """The losses of the same targets by context length. See `locant.lab.text_learning.in_context`."""
+    """The losses of the same targets, by context length. See `locant.lab.text_learning.in_context`."""
     far: Cell | None = None
-    """The loss with the longest context minus the loss with the shortest context. Below 0, far tokens are used."""
+    """The loss with the longest context minus the loss with the shortest. Below 0, far tokens help."""
 
     def in_context(self, length: int) -> float | None:
-        """Return the mean loss of targets that have `length` tokens before them."""
+        """Return the mean loss of targets with about `length` tokens before them, or ``None`` if it is not known."""
         losses = _means(self.by_stretch.get(length, ()))
         return None if losses is None else float(losses.mean())
 
     @property
     def far_is_clear(self) -> bool:
-        """Return whether 0 lies outside the 95 % intervals of `far`, over stretches and over several seeds."""
+        """Whether 0 lies outside the 95 % intervals of `far` over stretches and, with several seeds, over seeds."""
         if self.far is None:
             return False
         fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))
@@ -71,20 +71,20 @@ class Row:
         return abs(self.far.mean) > max(over_seeds, _margin(fewest - most))
 
     def ratio(self, length: int, base_length: int) -> float | None:
-        """Return the loss at one length divided by the loss at another."""
+        """Return the loss at one length divided by the loss at another, or ``None`` if one is missing."""
         loss, base = self.by_length.get(length), self.by_length.get(base_length)
         return loss.mean / base.mean if loss and base and base.mean > 0 else None
 
     def margin(self, length: int) -> float | None:
-        """Return half of the 95 % interval of the mean loss over windows of a length, or ``None`` for too few."""
+        """Return the half-width of the 95 % interval of the mean loss, or ``None`` if there are too few windows."""
         losses = self._segments(length, length)
         return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
 
     def rises_from(self, train_length: int, share: float) -> int | None:
         """Return the position from which the loss stays a `share` above its trained level, or ``None`` if it does not.
 
-        From this position on, every stretch of ``train_length / 4`` tokens is above that level. A rise that is shorter
-        than a training length does not count, because a few hard tokens can cause it.
+        After this position, every stretch of ``train_length / 4`` tokens is above that level. A rise that is shorter
+        than the trained length does not count, because a few hard tokens can cause it.
         """
         losses = [cell.mean if cell else math.nan for cell in self.by_position]
         level = statistics.fmean(losses[train_length // 2 : train_length])
@@ -102,10 +102,10 @@ class Row:
     ) -> bool:
         """Return whether the losses of two rows differ by more than chance. All reports use this rule.
 
-        There have to be `ENOUGH_WINDOWS`. The difference has to be larger than its 95 % interval over seeds, unless no
-        row has two seeds. Also, 0 has to lie outside the 95 % interval of the differences, which are taken window by
-        window, because all models read the same windows. If the lengths differ, the shorter windows within each longer
-        window are averaged.
+        There must be at least `ENOUGH_WINDOWS` windows. The difference must exceed the half-width of its 95 % interval
+        over seeds, unless no row has two seeds. It must also exceed the half-width of its 95 % interval over windows.
+        This interval is computed from the differences in each window, because all models read the same windows. If the
+        lengths differ, the shorter windows within each longer window are averaged.
 
         Args:
             among: all rows that are compared with one another at `length`. The intervals hold for all pairs at once.
@@ -127,7 +127,7 @@ class Row:
         return not spread.freedom or abs(cell.mean - other_cell.mean) > spread.margin(*pair)
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
-        """Return mean losses of windows of `length` in segments of `longer` tokens, or ``None`` if one is missing."""
+        """Return the mean loss of the windows in each segment of `longer` tokens, or ``None`` if one is missing."""
         losses = _means(self.by_window.get(length, ()))
         if losses is None:
             return None
@@ -158,12 +158,12 @@ class Summary:
 
     @property
     def num_seeds(self) -> int:
-        """The smallest number of seeds of an encoding. After an interruption, some encodings have fewer seeds."""
+        """The smallest number of seeds of an encoding. After an interruption, encodings may differ in this number."""
         return min(row.num_seeds for row in self.rows)
 
     @property
     def base_length(self) -> int:
-        """The length that others are compared with: the training length if measured, else the shortest length."""
+        """The length that other lengths are compared with: the trained length if measured, else the shortest length."""
         return self.train_length if self.train_length in self.lengths else self.lengths[0]
 
     def num_windows(self, length: int) -> int:
@@ -175,26 +175,26 @@ class Summary:
         return self.num_windows(length) >= ENOUGH_WINDOWS
 
     def best(self, length: int) -> Row | None:
-        """Return the row with the lowest mean loss at this length."""
-        return next(iter(self.measured(length)), None)
+        """Return the row with the lowest mean loss at this length, or ``None`` if no loss is finite."""
+        return next(iter(self.rank_measured(length)), None)
 
-    def measured(self, length: int) -> list[Row]:
-        """Return the rows with a finite loss at this length, the lowest first."""
-        return [row for row in self.ranked(length) if row.by_length.get(length)]
+    def rank_measured(self, length: int) -> list[Row]:
+        """Return the rows with a finite loss at this length, the lowest loss first."""
+        return [row for row in self.rank(length) if row.by_length.get(length)]
 
     def leaders(self, length: int) -> list[Row]:
         """Return the row with the lowest loss, and all rows that do not clearly differ from it.
 
         The list is empty if it would contain all rows, or if there is not enough text.
         """
-        measured = self.measured(length)
+        measured = self.rank_measured(length)
         if not self.has_enough(length):
             return []
         best = measured[0]
         leaders = [row for row in measured if row is best or not row.is_clear(length, best, length, among=measured)]
         return leaders if len(leaders) < len(measured) else []
 
-    def ranked(self, length: int) -> list[Row]:
+    def rank(self, length: int) -> list[Row]:
         """Return all rows, the lowest loss first. Rows without a finite loss are last."""
         return sorted(self.rows, key=lambda row: cell.mean if (cell := row.by_length.get(length)) else math.inf)
 

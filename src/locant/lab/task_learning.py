@@ -1,14 +1,14 @@
-"""Train a decoder on a task, on rows of every length up to the trained length, until it has learned them.
+"""Train a decoder on rows of a task until it has learned them. The rows have every length up to the trained length.
 
-Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW trains all other parameters. With both
-optimizers, two layers with rotary positions learn to recall 12 pairs in 600 steps. With AdamW alone, they do not learn
-it in 1 500 steps.
+Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW trains all other parameters. With the two
+optimizers, two layers with rotary positions learn to recall 12 pairs in 600 steps. With AdamW alone, they have not
+learned this after 1 500 steps.
 
-The learning rate is constant until half of the longest trained rows are right, or until two thirds of the steps are
-taken. Then it falls to zero in the same number of steps. If not enough rows are right at the end, the rate starts again
-at half of its first value and falls until the last step. So a model that learns more slowly takes more steps, and their
-number is recorded. With a constant high rate, every fifth row of 12 symbols would be copied with a mistake for another
-thousand steps.
+After a warm-up, the learning rate is constant until half of the longest trained rows are correct, or until two thirds
+of the steps are taken. Then it falls to zero over the same number of steps again. This number is at least 150, unless
+fewer steps remain. If not enough rows are correct at the end, the rate restarts at half of its peak and falls until the
+last step. So a model that learns more slowly takes more steps, and their number is recorded. If the rate stayed high,
+the model would make a mistake in one of five copies of 12 symbols for another thousand steps.
 """
 
 from __future__ import annotations
@@ -27,59 +27,62 @@ from locant.lab.tasks import Task
 from locant.lab.text_learning import OnStep, update
 
 MATRIX_RATE, OTHER_RATE = 0.01, 1.5e-3
-"""The peak learning rates of Muon and AdamW. With twice the rates, rotary positions do not learn to copy."""
+"""The peak learning rates of Muon and AdamW. At twice the rates, models with rotary positions do not learn to copy."""
 
 WARMUP = 20
-"""The number of steps in which the rate rises."""
+"""The number of steps over which the rate rises."""
 
 CHECK = 50
-"""The number of steps between two checks of the share of the longest trained rows that are right."""
+"""The number of steps between two measurements of the share of correct rows of the trained length."""
 
-HALF = 0.5
-"""The share of right rows that ends the constant rate."""
+DECAY_SHARE = 0.5
+"""The share of correct rows at which the rate begins to fall."""
 
 CONSTANT = 2 / 3
-"""The largest share of all steps that may have the constant rate."""
+"""The largest share of the steps that may come before the rate falls."""
 
 FALLING = 150
-"""The smallest number of steps in which the rate falls."""
+"""The smallest number of steps over which the rate falls, unless fewer steps remain."""
 
-AGAIN = 0.5
-"""The share of the rate with which a model starts again if it has not learned enough."""
+RESTART_RATE = 0.5
+"""The share of the peak rate at which training restarts if the model has not learned enough."""
 
 ROWS = 128
-"""The number of rows that measure a model at each length. All models read the same rows."""
+"""The number of rows at each length that a model is measured on. All models read the same rows."""
 
 LEARNED = 0.9
-"""The share of the longest trained rows that has to be right for the task to count as learned."""
+"""The share of the longest trained rows that must be correct for the task to count as learned."""
 
-ENOUGH = 0.96
-"""The share that ends a training. It is two standard deviations of the share in `ROWS` other rows above `LEARNED`."""
+STOP_SHARE = 0.96
+"""The share of correct rows that makes a restart unnecessary.
+
+It exceeds `LEARNED` by about two standard deviations of a share of `ROWS` rows.
+"""
 
 CHUNK = 32
-"""The number of rows that are read at once when nothing is trained."""
+"""The number of rows that a model reads at once in evaluation."""
 
-IGNORED = -100  # the value that torch's loss ignores
+IGNORED = -100  # the target that torch's loss ignores
 MEASURED, ASKED, CHOOSING = range(3)
-"""Seeds of the rows for the reported accuracies, for deciding when the rate falls, and for choosing learning rates."""
+"""Seeds of three sets of rows: for reported accuracies, for deciding when the rate falls, and for choosing rates."""
 
 
 class Accuracy(NamedTuple):
-    """The shares of right rows and of right tokens."""
+    """The shares of correct rows and of correct tokens."""
 
     rows: float
     tokens: float
 
 
-class Learned(NamedTuple):
-    """The number of steps that a training took, and the loss at the last step, in nats per token."""
+class LearningResult(NamedTuple):
+    """The number of steps of a training run, and the loss at the last step, in nats per token."""
 
     steps: int
     loss: float
 
 
 class Batch(NamedTuple):
-    """Rows padded with zeros at the end, and the next token for each token, or `IGNORED` if that does not count."""
+    """Rows that end with zeros as padding, and a target for each token: the next token if it counts, else `IGNORED`."""
 
     ids: Int[Tensor, "batch seq"]
     targets: Int[Tensor, "batch seq"]
@@ -107,7 +110,7 @@ def batch(task: Task, random: Random, lengths: Sequence[int]) -> Batch:
 
 
 def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
-    """Return the `ROWS` rows of one length that measure every model."""
+    """Return the `ROWS` rows of one length that every model is measured on."""
     return batch(task, Random(f"{seed} {length}"), [length] * ROWS)
 
 
@@ -115,7 +118,11 @@ def measured_rows(task: Task, length: int, seed: int = MEASURED) -> Batch:
 def accuracy(
     model: Any, candidate: Candidate, task: Task, length: int, *, longest: int, seed: int = MEASURED
 ) -> Accuracy:
-    """Return the accuracy of a `Decoder` in rows of `length` items. Its longest rows have `longest` tokens."""
+    """Return the accuracy of a `Decoder` on rows of `length` items.
+
+    Args:
+        longest: tokens in the longest row that will be read, at any length.
+    """
     rows, tokens = [], []
     model.eval()
     for ids, targets in zip(*(each.split(CHUNK) for each in measured_rows(task, length, seed)), strict=True):
@@ -129,12 +136,12 @@ def accuracy(
 def learn(
     model: Decoder, candidate: Candidate, task: Task, *, length: int, longest: int, num_steps: int, batch_size: int,
     rate: float, seed: int, on_step: OnStep | None = None,
-) -> Learned:  # fmt: skip
+) -> LearningResult:  # fmt: skip
     """Train a model in place on rows of 1 to `length` items until they are learned, for at most `num_steps`.
 
     Args:
         longest: tokens in the longest row that will be read.
-        rate: a factor of the two learning rates.
+        rate: the factor of the two learning rates.
     """
     random, optimizers, losses = Random(seed), _optimizers(model, rate), list[float]()
 
@@ -158,12 +165,12 @@ def learn(
 
     for number in range(1, 1 + max(1, int(CONSTANT * num_steps))):
         step(min(1.0, number / WARMUP))
-        if number % CHECK == 0 and right() >= HALF:
+        if number % CHECK == 0 and right() >= DECAY_SHARE:
             break
     fall(1.0, min(num_steps - len(losses), max(FALLING, len(losses))))
-    if len(losses) < num_steps and right() < ENOUGH:
-        fall(AGAIN, num_steps - len(losses))
-    return Learned(len(losses), losses[-1])
+    if len(losses) < num_steps and right() < STOP_SHARE:
+        fall(RESTART_RATE, num_steps - len(losses))
+    return LearningResult(len(losses), losses[-1])
 
 
 def _optimizers(model: Decoder, rate: float) -> list[tuple[torch.optim.Optimizer, float]]:

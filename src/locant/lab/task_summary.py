@@ -1,9 +1,9 @@
 """Summarise the records of tasks: the effective length of each encoding, and clear differences between encodings.
 
-A model that has not learned the trained length allows no conclusion. The effective length of a training is the longest
-measured length up to which nine of ten rows are right at every length beyond the trained length (the term is from Hsieh
-et al. 2024, arXiv 2404.06654). The mean reciprocal rank over tasks is a summary from Kazemnejad et al. 2023 (arXiv
-2305.19466). It is 1 for an encoding that is the best in each task.
+A model that has not learned the trained length allows no conclusion. The effective length of a training run is the
+largest measured length up to which at least nine of ten rows are correct at every length beyond the trained length. The
+term is from Hsieh et al. 2024 (arXiv 2404.06654). The mean reciprocal rank over tasks is a summary from Kazemnejad et
+al. 2023 (arXiv 2305.19466). It is 1 for an encoding that is the best in each task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from locant.lab.significance import Seeds, Spread, tail
 from locant.lab.task_learning import ROWS
 
 RIGHT = 0.9
-"""The share of rows that have to be right for a length to count."""
+"""The share of rows that must be correct for a length to count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class Score:
     num_seeds: int
     train_length: int
     by_length: Mapping[int, tuple[float, ...]]
-    """For each length, the share of right rows for each seed that learned the task."""
+    """For each length, the share of correct rows for each seed that learned the task."""
     steps: tuple[int, ...]
     """The number of training steps for each seed that learned the task."""
     failed: str = ""
-    """The reason why a training failed, or an empty string."""
+    """The reason why a training run failed, or an empty string."""
 
     @property
     def num_learned(self) -> int:
@@ -44,7 +44,7 @@ class Score:
 
     @property
     def has_learned(self) -> bool:
-        """True if more than half of the seeds learned the task. If not, longer rows allow no conclusion."""
+        """Whether more than half of the seeds learned the task. If not, longer rows allow no conclusion."""
         return 2 * self.num_learned > self.num_seeds
 
     @property
@@ -59,17 +59,17 @@ class Score:
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """For each seed that learned the task, the mean share of right rows beyond the trained length."""
+        """For each seed that learned the task, the mean share of correct rows beyond the trained length."""
         longer = [shares for length, shares in self.by_length.items() if length > self.train_length]
         return tuple(map(statistics.fmean, zip(*longer, strict=True)))
 
     def is_clear(self, other: Score, among: Sequence[Score] = ()) -> bool:
         """Return whether two scores differ beyond the trained length by more than chance.
 
-        The difference between the means has to exceed its 95 % interval over seeds. It also has to exceed the widest
-        possible 95 % interval for shares of `ROWS` rows per length. The two intervals hold at once for all pairs of the
-        encodings `among` which these two were chosen (`locant.lab.significance`). With one seed, no difference is
-        clear.
+        The difference between the means must exceed the half-width of its 95 % interval over seeds. It must also exceed
+        the largest possible half-width for shares of `ROWS` rows per length. These intervals hold at once for all pairs
+        of the encodings in `among`, from which the two were chosen (`locant.lab.significance`). No difference is clear
+        if fewer than two seeds of an encoding learned the task.
         """
         if min(self.num_learned, other.num_learned) < 2:
             return False
@@ -118,7 +118,7 @@ def _score(task: str, encoding: str, records: Sequence[Mapping[str, Any]]) -> Sc
 def reciprocal_ranks(all_scores: Sequence[Score]) -> dict[str, float]:
     """Return the mean reciprocal rank of each encoding over the tasks that it learned.
 
-    In each task, encodings share a rank if they are not clearly different from the first encoding of this rank.
+    In each task, encodings share a rank if they do not clearly differ from the first encoding of this rank.
     """
     ranks: dict[str, list[float]] = {}
     for task in dict.fromkeys(score.task for score in all_scores):

@@ -1,9 +1,9 @@
-"""Generated tasks. Their rows can have any length, the right answer is known, and no text is needed.
+"""Generated tasks. They need no text, their rows can have many lengths, and the correct answer is known.
 
-A row consists of a prompt and an answer, as small numbers. A model reads the whole row. It is trained and measured on
-those tokens of the answer that count. The tokens before them determine these tokens. A row is right if the model finds
-each of these tokens the most probable. If all tokens of an answer count, the model would also write a right answer by
-itself.
+A row consists of a prompt and an answer. Their tokens are small numbers. A model reads the whole row. It is trained and
+measured on the tokens of the answer that count. Each of these tokens follows from the tokens before it. A row is
+correct if the model predicts each of them as the most probable token. If all tokens of the answer count, greedy
+decoding then also gives this answer.
 
 A length is a number of items, such as digits, pairs, symbols or commands.
 """
@@ -22,7 +22,7 @@ from locant.registry import Registry
 
 
 class Row(NamedTuple):
-    """One example: `answer` follows `prompt`. If `counts` is given, only the marked tokens of the answer count."""
+    """A prompt and the answer that follows it. If `counts` is given, only the marked tokens of the answer count."""
 
     prompt: list[int]
     answer: list[int]
@@ -34,7 +34,7 @@ class Task(ABC):
     """A source of rows. A subclass defines `vocab_size` and `make`."""
 
     paper: ClassVar[str] = ""
-    """The arXiv number of the paper that the task comes from, if there is one."""
+    """The arXiv number of the paper that the task comes from, or an empty string."""
 
     digits: ClassVar[Sequence[int]] = ()
     """Tokens that are digits of numbers, for positions that count them (`locant.positions.generalizing.abacus`)."""
@@ -42,7 +42,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """The number of different tokens. The tokens are the numbers below it."""
+        """The number of different tokens. Tokens are numbers from 0 to ``vocab_size - 1``."""
 
     @property
     def longest(self) -> int | None:
@@ -54,7 +54,7 @@ class Task(ABC):
         """Make a row of `length` items, from 1 to `longest`."""
 
     def row(self, random: Random, length: int) -> Row:
-        """Return a row of `length` items. The same random numbers make the same row.
+        """Return a row of `length` items. The same state of `random` gives the same row.
 
         Raises:
             RangeError: the length is below 1 or above `longest`.
@@ -65,13 +65,13 @@ class Task(ABC):
         return self.make(random, whole("length", length, 1, self.longest, remedy=f"length={self.longest or 12}"))
 
     def numbers_of(self, length: int) -> list[int]:
-        """Return the number of digits of each number in a row like ``653+49=207``, or an empty list for other tasks."""
+        """Return how many digits each number of a row such as ``12+34=460`` has, or an empty list for other tasks."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement(Task):
-    """Symbols, a mark, and the same symbols in the order that a subclass defines."""
+    """Symbols, a mark, and the same symbols in an order that a subclass defines."""
 
     symbols: int = 16
 
@@ -81,31 +81,31 @@ class Arrangement(Task):
 
     def make(self, random: Random, length: int) -> Row:
         items = random.choices(range(self.symbols), k=length)
-        return Row([*items, self.symbols], self.arranged(items))
+        return Row([*items, self.symbols], self.arrange(items))
 
     @abstractmethod
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         """Return the items in the order of the answer."""
 
 
 class Copy(Arrangement):
     """Symbols, and the same symbols again."""
 
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         return items
 
 
 class Reverse(Arrangement):
     """Symbols, and the same symbols in reverse order."""
 
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         return items[::-1]
 
 
 class Sort(Arrangement):
     """Numbers, and the same numbers in ascending order."""
 
-    def arranged(self, items: list[int]) -> list[int]:
+    def arrange(self, items: list[int]) -> list[int]:
         return sorted(items)
 
 
@@ -136,13 +136,13 @@ class Addition(Task):
             carry, digit = divmod(a + b + carry, 10)
             total.append(digit)
         start = random.randrange(self.hints - length) if self.hints else 0
-        numbers = [self._marked(digits, start) for digits in (first, second, total)]
+        numbers = [self._with_hints(digits, start) for digits in (first, second, total)]
         return Row([*numbers[0], 10, *numbers[1], 11], numbers[2])
 
     def numbers_of(self, length: int) -> list[int]:
         return [] if self.hints else [length, length, length + 1]
 
-    def _marked(self, digits: list[int], start: int) -> list[int]:
+    def _with_hints(self, digits: list[int], start: int) -> list[int]:
         if not self.hints:
             return digits
         return [token for place, digit in enumerate(digits, 12 + start) for token in (place, digit)]
@@ -150,7 +150,7 @@ class Addition(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Task):
-    """Bits, and then for each bit the parity of the bits up to it, as in a scratchpad."""
+    """Bits, followed by the parity of the bits up to each bit, as in a scratchpad."""
 
     @property
     def vocab_size(self) -> int:
@@ -163,7 +163,7 @@ class Parity(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
-    """Keys with values, then each key again in another order, as a question about its value (Arora et al. 2023)."""
+    """Keys with values, followed by each key in another order, as a question about its value (Arora et al. 2023)."""
 
     paper = "2312.04927"
     keys: int = 64
@@ -205,7 +205,7 @@ class PassKey(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexing(Task):
-    """Different symbols, then questions for the symbol at some distance to the left or right of another symbol.
+    """Different symbols, followed by questions about the symbol at some distance to the left or right of a symbol.
 
     This is the indirect indexing of PoPE (Gopalakrishnan et al. 2025, arXiv 2509.10534).
     """
@@ -255,7 +255,7 @@ class FlipFlop(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Brackets(Task):
-    """Brackets of several kinds, some of them still open. The answer closes them, from the last to the first."""
+    """Brackets of several kinds. The answer closes the brackets that are still open, from the last to the first."""
 
     kinds: int = 4
 
@@ -298,7 +298,7 @@ class Commands(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(Task):
-    """Two numbers, and all `length` numbers from the first number to the second. Each number is a token."""
+    """Two numbers, followed by the `length` numbers from the first to the second. Each number is a token."""
 
     largest: int = 64
 
@@ -338,17 +338,17 @@ def _check(name: str, value: Task) -> None:
         raise RangeError(got, "use a larger vocab_size")
 
 
-def _own(registry: Registry[Task]) -> None:
+def _register_own(registry: Registry[Task]) -> None:
     for name, value in OWN.items():
         registry.register(name, value)
 
 
-TASKS = Registry[Task]("task", "locant.tasks", _check, own=_own)
-"""All tasks. A package adds a task by an entry point of the group ``locant.tasks``, with its name and its object."""
+TASKS = Registry[Task]("task", "locant.tasks", _check, own=_register_own)
+"""All tasks. A package adds a task with an entry point in the group ``locant.tasks`` that refers to its object."""
 
 
 def task(name: str) -> Task:
-    """Return the task with a name. For an unknown name, raise `RangeError` with the nearest name.
+    """Return the task with this name. For an unknown name, raise `RangeError` with the nearest name.
 
     >>> task("counting").row(Random(0), 4)
     Row(prompt=[54, 57, 64], answer=[54, 55, 56, 57], counts=None)
@@ -357,7 +357,7 @@ def task(name: str) -> Task:
 
 
 def require_longer(name: str, length: int) -> None:
-    """Raise `RangeError` if a task has no rows of `length`, the first length beyond the trained one."""
+    """Raise `RangeError` if a task has no rows of `length`, the first measured length beyond the trained length."""
     longest = task(name).longest
     if longest is not None and longest < length:
         got = f"got rows of {length} items to measure for {name}, which has no rows longer than {longest}"

@@ -28,12 +28,12 @@ CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
 EVAL_TOKENS = 8_192  # tokens per batch of windows, unless a single window is longer
 OVERLAP = 8
-"""The number of times that each token is read if windows overlap."""
+"""The number of times that a model reads each token if windows overlap."""
 
 STRETCHES = 16
-"""The largest number of stretches that are read with full context. It is enough to find a difference in any text."""
+"""The largest number of stretches that are read with full context. It suffices to find a difference in any text."""
 
-BUILDING = threading.Lock()  # torch has one generator for all threads
+BUILDING = threading.Lock()  # because torch has one generator for all threads
 
 OnStep = Callable[[int, float], None]
 """Called after every step with its number, starting at 1, and its loss."""
@@ -92,7 +92,7 @@ def fit(
 
 
 def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split a text into the training part and the last tenth, which has to hold a window of `longest` tokens."""
+    """Split off the last tenth of a text. Raise `InputError` if it is too short for a window of `longest` tokens."""
     cut = int(len(ids) * (1 - HELD_OUT))
     if len(ids) - cut <= longest:
         remedy = f"use a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter length"
@@ -100,8 +100,8 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
     return ids[:cut], ids[cut:]
 
 
-class Counted(NamedTuple):
-    """The losses of counting, in nats per token of a held-out text, from the counts of a training text."""
+class CountingLosses(NamedTuple):
+    """The losses of predictions from the counts of a training text, in nats per token of a held-out text."""
 
     unigram: float
     """The loss from the frequency of each token, without any context."""
@@ -109,12 +109,13 @@ class Counted(NamedTuple):
     """The loss from the frequency of each token after the token before it."""
 
 
-def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> Counted:
+def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> CountingLosses:
     """Return the losses of counting. The targets are the same as in `losses_in_windows` at any length.
 
-    Tokens that did not occur share the probability that Witten & Bell (1991, method C) reserve for them. With d
-    different tokens among n, it is d / (n + d). For unigrams it is shared equally, and for bigrams in proportion to the
-    unigram shares.
+    All tokens share the probability that Witten & Bell (1991, method C) reserve for tokens that did not occur. If d
+    different tokens occurred among n tokens, this probability is d / (n + d). For unigrams, it is shared equally. For
+    bigrams, n and d count the tokens after the given token, and the probability is shared in proportion to the unigram
+    probabilities.
 
     >>> losses = count(np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0]), 2)  # unigram: 4/7 and 3/7
     >>> [round(math.exp(-2 * loss), 4) for loss in losses]  # 3/7 * 4/7, and behind 0 and 1 (2 + 2 * 3/7) / 5 and 11/14
@@ -129,7 +130,7 @@ def count(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more
     follows = np.where(pairs[place] == before * vocab_size + after, times[place], 0)
     kinds, all_times = (np.bincount(pairs // vocab_size, each, vocab_size)[before] for each in (None, times))
     behind = np.where(kinds > 0, (follows + kinds * shares[after]) / np.maximum(all_times + kinds, 1), shares[after])
-    return Counted(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
+    return CountingLosses(float(-np.log(shares[after]).mean()), float(-np.log(behind).mean()))
 
 
 @torch.no_grad()
@@ -144,7 +145,7 @@ def losses_in_windows(
     """Return the losses of `ids` in windows of `length` tokens. Each target counts once.
 
     Args:
-        model: a module with a method `losses` like `Decoder`. The losses may be on another device.
+        model: a module with a method `losses` like `Decoder.losses`. The losses may be on another device.
         stride: tokens from one window to the next. The last `stride` targets of each window count. Default: `length`.
         positions: returns the positions of a batch of ids. Default: 0, 1, 2, ... in each window.
     """
@@ -169,11 +170,11 @@ def in_context(
     model: Any, ids: Int[np.ndarray, " tokens"], length: int, longest: int,
     positions: Callable[[Tensor], Positions] | None = None,
 ) -> list[float]:  # fmt: skip
-    """Return the losses of targets with about `length` tokens before them, in stretches of `longest` targets.
+    """Return the mean losses of stretches of `longest` targets, which have about `length` tokens before them.
 
-    Every length has the same targets, which are the last ones of `ids`, in at most `STRETCHES` stretches. The windows
-    overlap. They start an eighth of their length apart, or less, so each target has at least seven eighths of a window
-    before it. This costs eight times as much as windows without overlap.
+    Every length has the same targets, which are the last tokens of `ids`, in at most `STRETCHES` stretches. Windows
+    overlap and start an eighth of their length apart, or less. So each target has at least seven eighths of a window
+    before it. This costs at least eight times as much as windows without overlap.
     """
     stride = next(size for size in range(max(1, length // OVERLAP), 0, -1) if longest % size == 0)
     stretches = min(STRETCHES, len(ids) // longest - 1)
@@ -203,7 +204,7 @@ def update(parameters: Iterable[nn.Parameter], *optimizers: tuple[torch.optim.Op
 
 
 def schedule(step: int, num_steps: int) -> float:
-    """Return the factor of the learning rate, which rises linearly in the first tenth and falls to 0.1 as a cosine."""
+    """Return the factor of the learning rate. It rises linearly in the first tenth and falls to 0.1 as a cosine."""
     warmup = max(1, int(num_steps * WARMUP_SHARE))
     if step < warmup:
         return (step + 1) / warmup

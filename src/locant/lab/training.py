@@ -1,6 +1,6 @@
-"""Run one training of a comparison, of a decoder with an encoding on a text or a task, and all its measurements.
+"""Train a decoder for a comparison, on a text or a task, and take all its measurements.
 
-The numbers depend only on the arguments, so they are the same in every process on every machine.
+The numbers depend only on the arguments, so they are the same in every process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.lab.candidate import Candidate, unscaled
+from locant.lab.candidate import Candidate, parse_without_scaling
 from locant.lab.decoder import Decoder
-from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite
+from locant.lab.results import AnyRecord, Losses, Record, TaskRecord, finite_or_none
 from locant.lab.settings import SWEEP_SEED, TEXT, VOCAB_SIZE, Settings
 from locant.lab.task_learning import CHOOSING, LEARNED, MEASURED, Accuracy, accuracy, learn, measured_rows
 from locant.lab.tasks import task
@@ -29,11 +29,11 @@ from locant.text import Tokenizer
 CALIBRATION_STEPS = 4
 
 SHARE = 0.85
-"""The share of the minutes that training may take. The rest is for measuring."""
+"""The share of the minutes that training may take. The rest is for measurements."""
 
 
 class Training(NamedTuple):
-    """The key of a training in a comparison."""
+    """The key of a training run in a comparison."""
 
     task: str
     encoding: str
@@ -58,7 +58,7 @@ class Text(NamedTuple):
                 "unigram_loss": unigram, "bigram_loss": bigram}  # fmt: skip
 
     def for_choice(self) -> Text:
-        """Return only the training part, and hold out its end. This end is as long as the held-out part."""
+        """Split the training part alone. The new held-out part is as long as the old one."""
         return self._replace(
             training=self.training[: -len(self.held_out)], held_out=self.training[-len(self.held_out) :]
         )
@@ -84,10 +84,10 @@ def train(
     """Train a small decoder on a text, and return it with its tokenizer.
 
     Args:
-        text: the whole training text, or its ids together with their tokenizer.
+        text: the whole training text, or its ids if the tokenizer is given.
         encoding: the name of an encoding. A learned encoding has a position for each token of a training window.
         tokenizer: the tokenizer. Default: byte-pair encoding with `vocab_size` entries, trained on the text.
-        settings: arguments of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
+        settings: arguments of `Settings` for one training run: ``num_steps``, ``train_length``, ``batch_size``,
             ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
 
     >>> import torch
@@ -95,7 +95,7 @@ def train(
     >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
     True
     """
-    candidate = unscaled(encoding)
+    candidate = parse_without_scaling(encoding)
     chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
     tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer  # type: ignore[list-item]
     ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
@@ -110,7 +110,7 @@ def train(
 
 
 def trainings(settings: Settings) -> list[Training]:
-    """Return all trainings in the order of their records. Candidates that differ only in a scaling share a training."""
+    """Return all training runs in the order of their records. Candidates that differ only in a scaling share a run."""
     return [training for seed in settings.seeds for training in _trainings_with(settings, seed)]
 
 
@@ -120,20 +120,20 @@ def _trainings_with(settings: Settings, seed: int) -> list[Training]:
 
 
 def sweep(settings: Settings) -> list[Training]:
-    """Return the trainings that choose the learning rates, or an empty list if there is one rate."""
+    """Return the training runs that choose the learning rates, or an empty list if there is only one rate."""
     rates = settings.rates if len(settings.rates) > 1 else ()
     chosen = [each for each in _trainings_with(settings, SWEEP_SEED) if settings.chosen_on(each.task) == each.task]
     return [each._replace(rate=rate) for each in chosen for rate in rates]
 
 
 def candidates(training: Training, settings: Settings) -> list[Candidate]:
-    """Return the candidates that a training serves."""
+    """Return the candidates that use a training run."""
     named = map(Candidate.of, settings.encodings)
     return [candidate for candidate in named if candidate.trained.name == training.encoding]
 
 
 def run(training: Training, settings: Settings, text: Text | None, on_step: OnStep | None = None) -> list[AnyRecord]:
-    """Train a model, and return a record for every candidate that this training serves."""
+    """Train a model, and return a record for every candidate that uses this training run."""
     began = time.perf_counter()
     learner = _learner(training, settings, text)
     facts = {**training._asdict(), **learner.train(on_step=on_step)}
@@ -148,7 +148,7 @@ def run(training: Training, settings: Settings, text: Text | None, on_step: OnSt
 
 
 def cost(training: Training, settings: Settings, text: Text | None) -> Cost:
-    """Estimate the cost of a training by timing some steps, and all or a part of the measurements."""
+    """Estimate the cost of a training run by timing some steps and some or all of the measurements."""
     learner = _learner(training, settings, text)
     return Cost(_step_seconds(learner), learner.seconds(candidates(training, settings)))
 
@@ -186,14 +186,14 @@ class _Learner(ABC):
 
     @abstractmethod
     def seconds(self, candidates: Sequence[Candidate]) -> float:
-        """Estimate the seconds that the measurements for all of these candidates take."""
+        """Estimate the seconds for all measurements of these candidates."""
 
     def _reading(self, candidate: Candidate, length: int, trained: int) -> AbstractContextManager[Decoder]:
-        """Give the model the encoding of a candidate for rows of `length` tokens, until the block ends."""
+        """Use the encoding of a candidate for rows of `length` tokens until the block ends."""
         encoding = candidate.at_length(
             self.model.encoding, length, trained, shape(self.settings, self.longest)
         )  # fmt: skip
-        return self.model.reading_with(encoding)
+        return self.model.use_encoding(encoding)
 
 
 class _OnText(_Learner):
@@ -207,13 +207,13 @@ class _OnText(_Learner):
             self.model, self.candidate, self.text.training, self.settings,
             num_steps=steps, seed=self.training.seed, rate=self.training.rate, on_step=on_step,
         )  # fmt: skip
-        return {"train_loss": finite(loss), "steps": steps}
+        return {"train_loss": finite_or_none(loss), "steps": steps}
 
     def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
         return Record(train_length=self.settings.train_length, **facts, **self._losses(candidate, self.text.held_out))
 
     def seconds(self, candidates: Sequence[Candidate]) -> float:
-        """Estimate the seconds by timing two windows of the longest length, one of them also in its full context."""
+        """Estimate the seconds by timing two windows of the longest length, and one of them with full context."""
         windows, taken = self.text.held_out[: 2 * self.longest + 1], 0.0
         for _ in range(2):  # the first use of an operation takes longer
             began = time.perf_counter()
@@ -234,7 +234,7 @@ class _OnText(_Learner):
             with self._reading(candidate, length, trained) as model:
                 if length in self.settings.lengths:
                     losses[length] = losses_in_windows(model, ids, length, positions=positions)
-                stretches[length] = [*map(finite, in_context(model, ids, length, self.longest, positions))]
+                stretches[length] = [*map(finite_or_none, in_context(model, ids, length, self.longest, positions))]
         return {**Record.losses(losses), "context_loss_by_stretch": stretches}
 
 
@@ -252,7 +252,7 @@ class _OnTask(_Learner):
             num_steps=num_steps or self.settings.steps_for(), batch_size=self.settings.batch_for(self.training.task),
             rate=self.training.rate, seed=self.training.seed, on_step=on_step,
         )  # fmt: skip
-        return {"train_loss": finite(learned.loss), "steps": learned.steps}
+        return {"train_loss": finite_or_none(learned.loss), "steps": learned.steps}
 
     def record(self, candidate: Candidate, **facts: Any) -> AnyRecord:
         trained, right = self.settings.task_length, self._accuracies(candidate)

@@ -1,16 +1,16 @@
 """Fine-tune a model briefly with new positions, so that it adapts to them.
 
-YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) stretches the rotary encoding and trains for some hundred steps at
+YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) stretches the rotary encoding and trains for a few hundred steps at
 the new length. DroPE's recipe (Gelberg et al. 2025, arXiv 2512.12167) removes the positions and trains for a short
 time at the old length.
 
 A run can be killed at any moment, and the same call continues it. On the same machine with the same number of threads,
 the final weights are bit for bit equal to the weights of an uninterrupted run. On devices other than the CPU, this
-holds if torch's operators add in a fixed order. For this reason, only the number of steps may depend on the clock, and
-`minutes` decides it before the first step.
+holds if torch's operators add in a fixed order. To make this possible, only the number of steps may depend on the
+clock, and it is chosen from `minutes` before the first step.
 
 If `locant.lab.processes` joins several processes, they share the windows of each step. Each process does all other work
-itself, so the processes exchange only gradients and losses. Only the first process writes files.
+itself, so the processes exchange only gradients, losses and the number of steps. Only the first process writes files.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import one_of, whole
+from locant.arguments import Real, one_of, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, read_headers, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
+from locant.checkpoints.loading import silence_transformers
 from locant.errors import InputError, RangeError, Remedy
 from locant.extras import require
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
+from locant.gguf_file import find_gguf
 from locant.lab.language_model import (
-    AsDecoder,
+    TransformersDecoder,
     device_of,
     fingerprint,
     load_config,
     load_model,
-    quiet,
     require_positions,
     require_rows,
     stated_length,
@@ -56,35 +57,36 @@ from locant.lab.processes import add_gradients, rank, seed_step, smallest, wait_
 from locant.lab.results import (
     RECORD,
     Losses,
-    changed,
-    earlier,
+    changed_settings,
     environment,
+    read_earlier,
 )
 from locant.lab.resume_state import StateFolder, preserve_random_state, wrap_write_errors
 from locant.lab.settings import VOCAB_SIZE, check_settings, require_one_duration
 from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
+from locant.text.tokenizer.local_files import gguf_tokenizer
 from locant.text.windows import Windows
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINED = ("all", "new", "lora")
 RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
-"""The learning rate of YaRN for all weights, and larger learning rates for parameters that begin at zero."""
+"""The learning rate of YaRN for all weights, and larger learning rates for new parameters and adapters."""
 
 STEPS = 400
 """The number of steps in YaRN's recipe."""
 
 HELD_OUT_WINDOWS, HELD_OUT_TIMES = 16, 10
-"""The number of windows of the held-out loss, and how often it is measured after the first step. It is measured less
-often if it would read more windows than the training.
+"""The number of windows for the held-out loss, and the number of its measurements after the first step. There are fewer
+measurements if they would read more windows than the training.
 """
 
 LOGITS = 2**27
-"""The largest number of logits in memory in training, unless a single window has more. They take most of the memory."""
+"""The largest number of logits in memory during training, unless one window has more. They take most of the memory."""
 
-SHORTEST = 16
-"""The smallest number of first tokens of a window whose mean loss is recorded."""
+MIN_LENGTH = 16
+"""The smallest length whose loss is recorded, as the mean loss over the first tokens of each window."""
 
 SAVE_SECONDS = 60.0
 SHARE = 0.7
@@ -99,18 +101,18 @@ class TuneSettings:
 
     Args:
         way: the new positions, as `PositionOverride` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
-        train: ``"all"`` trains all weights, and ``"new"`` trains the weights of the new encoding. ``"lora"`` also
-            trains low-rank adapters of all linear layers, with `peft`.
-        length: tokens per window. Default: the length that the model states. With a scaling, it is the trained length
+        train: ``"all"`` trains all weights, and ``"new"`` trains the weights of the new encoding. ``"lora"`` trains
+            these weights and low-rank adapters of all linear layers, with `peft`.
+        length: tokens per window. Default: the length that the model states or, with a scaling, the trained length
             times the factor.
         num_steps: the number of steps. Default: 400, as for YaRN, if `minutes` are not set.
-        minutes: the time limit. The number of steps is chosen by timing before the first step.
-        batch_size: windows per step. If they do not fit into memory, they are read in parts, with the same gradient.
-        learning_rate: the peak rate of AdamW, after a warm-up. Default: depends on `train`.
+        minutes: the time limit. The number of steps is chosen by timing, before the first step.
+        batch_size: windows per step. Large batches are read in parts, with the same gradient.
+        learning_rate: the peak rate of AdamW, after a warm-up. Default: the rate for `train` in `RATES`.
         rank: the rank of the adapters.
-        adapter: write the adapters alone, instead of merging them into the weights.
+        adapter: write the adapters alone and do not merge them into the weights.
         seed: the seed for the order of the windows, new weights and dropout.
-        device: such as ``cuda:1``. ``auto`` is cuda if torch finds it, else the CPU.
+        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
     Raises:
         InputError: both steps and minutes are given, or `adapter` without ``train="lora"``.
@@ -124,9 +126,9 @@ class TuneSettings:
     train: str = "all"
     length: int | None = None
     num_steps: int | None = None
-    minutes: float | None = None
+    minutes: Real | None = None
     batch_size: int = 8
-    learning_rate: float | None = None
+    learning_rate: Real | None = None
     rank: int = 16
     adapter: bool = False
     seed: int = 0
@@ -158,29 +160,33 @@ def tune(
     """Tune a model on a text, and write it to a folder that `transformers` reads.
 
     The last tenth of the text is held out. Its loss is measured before, during and after the training. A scaling is
-    written into the configuration in the form that `transformers` uses. A model with another encoding can be loaded by
-    `locant.checkpoints.load_swapped`. Weights are trained in float32 and written in their original dtypes. Until the
-    run is finished, its state is kept in the folder ``OUTPUT-unfinished``.
+    written into the configuration in the form that `transformers` uses. `locant.checkpoints.load_swapped` loads a model
+    with another encoding. Weights are trained in float32 and written in their original dtypes, or in
+    float32 if they come from a GGUF file. Until the run is
+    finished, its state is kept in the folder
+    ``OUTPUT-unfinished``.
 
-    If `torch.distributed` is initialized, all processes call this function, and each trains on its part of every batch.
+    If `torch.distributed` is initialized, all processes must call this function. Each process trains on its part of
+    every batch.
 
     Args:
-        folder: a model in safetensors, with its tokenizer.
+        folder: a model in safetensors, with its tokenizer, or a GGUF file.
         files: texts. Default: the documentation inside Python.
         output: the folder to write. It appears only when it is complete.
         force: replace an existing folder, and discard an unfinished run with other settings.
         on_step: called after every step with its number, the number of steps, and a short report of the losses. With
-            several processes only the first one calls it.
+            several processes, only the first process calls it.
 
     Returns:
-        The contents of `tuning.json` in the output: settings, losses in training, and held-out losses before and after.
+        The contents of `tuning.json` in the output: the settings, the losses in training, and held-out losses before
+        and after it.
 
     Raises:
         InputError: a folder, text or output cannot be used, or an unfinished run has other settings.
         RangeError: the sizes of the encoding do not fit the model, or the processes cannot share a batch.
 
-    Costs: weights, gradients and two moments in float32. These are 16 bytes for each trained weight and 4 bytes for
-    each other weight.
+    Costs: memory for weights, gradients and two moments in float32. This is 16 bytes for each trained weight and 4
+    bytes for each other weight.
 
     >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
     """
@@ -194,12 +200,12 @@ def tune(
         raise InputError(got, Remedy(way="own"))
     config = load_config(source)
     trained = trained_length(config)
-    length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
+    length = settings.length or (way.stretched_length(trained) if way.is_scaling else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), default_vocab_size=VOCAB_SIZE)
     wanted = _run_settings(source, settings, length, corpus)
-    _tokenizer_config(source)  # if it cannot be read, fail before the training
+    _tokenizer_config(source)  # fail before the training if it cannot be read
     state = StateFolder(output, settings.device)
-    if (finished := earlier(output / RECORD)).get("settings") == wanted:
+    if (finished := read_earlier(output / RECORD)).get("settings") == wanted:
         if rank() == 0 and state.path.exists():
             with state:
                 state.remove()
@@ -208,8 +214,8 @@ def tune(
         require_apart(output, read)
     require_output(output, force=force)
     training, held_out = split_off(corpus.ids, length)
-    if way.stretches:
-        if (to := way.stretched(trained)) <= trained:
+    if way.is_scaling:
+        if (to := way.stretched_length(trained)) <= trained:
             raise InputError(
                 f"got {way.name}:{way.factor:g}, which does not stretch the model", Remedy(way=f"{way.name}:4")
             )
@@ -219,8 +225,8 @@ def tune(
     require_positions(model, length)
     with state if rank() == 0 else nullcontext(), preserve_random_state(state.device):
         so_far = _unfinished_run(state, wanted, force=force)
-        wait_for_all()  # the first process must not write a state before the others have looked for a state
-        prepared = AsDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
+        wait_for_all()  # the first process must not write a state before the other processes have looked for one
+        prepared = TransformersDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
         run = _Run(prepared, training, held_out, length, settings)
         record = {**run.train(state, wanted, so_far, on_step), "swapped": hasattr(model.config, "locant")}
         if rank() == 0:
@@ -231,10 +237,10 @@ def tune(
 
 
 def _unfinished_run(state: StateFolder, wanted: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """Return the record of an earlier call of the same run. With `force`, discard a run that cannot continue."""
+    """Return the record of an earlier call, if any. With `force`, discard an earlier run that cannot continue."""
     try:
         so_far = state.facts()
-        if so_far is not None and (other := changed(so_far["settings"], wanted)):
+        if so_far is not None and (other := changed_settings(so_far["settings"], wanted)):
             got = f"got an unfinished run in {state.path} with another {', '.join(other)}"
             remedy = Remedy("use the settings of that run, another folder, or {} to start again", force=True)
             raise InputError(got, remedy)
@@ -248,7 +254,7 @@ def _unfinished_run(state: StateFolder, wanted: Mapping[str, Any], *, force: boo
 
 
 def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Corpus) -> dict[str, Any]:
-    """Return everything that decides the outcome, ready for JSON."""
+    """Return everything that decides the outcome as JSON values."""
     text = {**corpus.facts(), "tokenizer": source.name}
     chosen = {**vars(settings), "length": length, "learning_rate": settings.learning_rate or RATES[settings.train]}
     chosen["device"] = torch.device(settings.device).type  # the number of the device does not matter
@@ -262,7 +268,7 @@ def _run_settings(source: Path, settings: TuneSettings, length: int, corpus: Cor
 def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: int) -> Any:
     """Give the model its new positions and adapters, and freeze the parameters that are not trained."""
     torch.manual_seed(settings.seed)
-    if not way.stretches and way.name != "own":
+    if not way.is_scaling and way.name != "own":
         swap(model, way.encoding(model, trained_length(model.config), length))
     _state_length(model.config.get_text_config(), length)
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
@@ -287,7 +293,10 @@ def _prepare(model: Any, way: PositionOverride, settings: TuneSettings, length: 
 
 
 def _state_length(config: Any, length: int) -> None:
-    """Raise the length that the configuration states, except with a scaling, because some frequencies depend on it."""
+    """Increase the length that the configuration states, if it is smaller.
+
+    With a scaling, do not change it, because some frequencies depend on it.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # flat, or by type of layers
     scaled = any(each.get("rope_type", "default") != "default" for each in ropes)
@@ -296,10 +305,15 @@ def _state_length(config: Any, length: int) -> None:
 
 
 class _Run:
-    """A training, from a saved state or from the beginning."""
+    """A training run that starts from the beginning or from a saved state."""
 
     def __init__(
-        self, decoder: AsDecoder, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
+        self,
+        decoder: TransformersDecoder,
+        training: np.ndarray,
+        held_out: np.ndarray,
+        length: int,
+        settings: TuneSettings,
     ) -> None:
         self.decoder, self.settings, self.length = decoder, settings, length
         self.model = model = decoder.model
@@ -340,7 +354,7 @@ class _Run:
         return {**so_far, "after": after.by_window, "after_by_length": _by_length(after)}
 
     def finished_model(self) -> Any:
-        """Return the model on the CPU in its original dtypes. Merge the adapters unless only they are written."""
+        """Return the model on the CPU in its original dtypes. Adapters are merged, unless they are written alone."""
         merged = self.settings.train == "lora" and not self.settings.adapter
         model = self.model.merge_and_unload() if merged else self.model
         for parameter in model.parameters():
@@ -373,7 +387,7 @@ class _Run:
     def _accumulate_gradients(self, batch: Mapping[str, Tensor]) -> float:
         """Return this process's share of the mean loss over a batch, and add its gradients to the parameters.
 
-        The batch is read in parts that fit into memory.
+        The batch is read in parts of at most `LOGITS` logits, or of one window.
         """
         part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
@@ -403,7 +417,7 @@ class _Run:
             state.write(self.parameters, self.optimizer, {**so_far, "place": self.loader.state_dict()})
 
     def _steps_in_time(self, seconds: float) -> int:
-        """Return how many steps fit into this time. The timed steps do not change the state of the training."""
+        """Return the number of steps that fit into this time. The timed steps do not change the state of the run."""
         batch = next(iter(self.loader))
         self.loader.set_epoch(0)
         with preserve_random_state(torch.device(self.settings.device)):
@@ -416,26 +430,29 @@ class _Run:
 
 
 def _by_length(losses: Losses) -> dict[str, float]:
-    """Return the mean loss over whole windows, over their first halves, and so on, down to `SHORTEST` tokens."""
+    """Return the mean loss over whole windows, over their first halves, and so on, down to `MIN_LENGTH` tokens."""
     length = len(losses.by_position)
     halves = [length >> times for times in range(length.bit_length())]
-    lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
+    lengths = sorted(each for each in halves if each >= MIN_LENGTH or each == length)
     return {str(each): float(np.mean(losses.by_position[:each])) for each in lengths}
 
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
-    """Write the folder of the tuned model, with files of the old folder such as the tokenizer."""
-    with wrap_write_errors(output), new_folder(output, force=force) as new, quiet():
+    """Write the folder of the tuned model. Other files, such as the tokenizer, are copied from the old folder."""
+    with wrap_write_errors(output), new_folder(output, force=force) as new, silence_transformers():
         model.save_pretrained(new)
         if record["settings"]["adapter"]:
             model.get_base_model().config.save_pretrained(new)
-        belong, _ = companions(source, read_headers(source))
-        for name in belong:
-            if name not in (INDEX, RECORD) and not (new / name).exists():
-                shutil.copyfile(source / name, new / name)
+        if (gguf := find_gguf(source)) is not None:
+            gguf_tokenizer(gguf).save_pretrained(new)
+        else:
+            belong, _ = companions(source, read_headers(source))
+            for name in belong:
+                if name not in (INDEX, RECORD) and not (new / name).exists():
+                    shutil.copyfile(source / name, new / name)
         config = _tokenizer_config(new)
         limit, length = config.get("model_max_length"), record["settings"]["length"]
-        if isinstance(limit, int) and limit < length:  # the tokenizer of transformers warns of longer texts
+        if isinstance(limit, int) and limit < length:  # the tokenizer of transformers warns about longer texts
             (new / TOKENIZER_CONFIG).write_text(json_text({**config, "model_max_length": length}), encoding="utf-8")
         for file in new.iterdir():
             flush(file)

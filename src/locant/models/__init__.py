@@ -3,7 +3,8 @@
 To support another architecture, add a row to its family (`llama`, `mixed_layers`, `deepseek`, `gpt`,
 `additive_positions`, `vision`, ...): an `Architecture` under its ``model_type``, with the keys that differ from
 Llama's. Code outside this package calls `register_architecture` instead. `Rotary.from_config`, `encoding_from_config`,
-`convert_layout`, `InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read nothing but the rows.
+`convert_layout`, `InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` know architectures only
+from these rows.
 """
 
 from locant.models.architecture import Architecture as Architecture

@@ -57,7 +57,7 @@ def _projection_reason(config: Config) -> str | None:
 
 
 KEY_TERMS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": True}
-"""Names of relative positions, and whether they also multiply keys with the table. BERT's table has to be flipped."""
+"""Names of relative positions, and whether the table also multiplies keys. BERT's table has to be flipped."""
 
 
 def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -82,7 +82,7 @@ def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
 
 
 def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Return ``None`` for rotary positions, or RoBERTa's table, which is the default of ESM's class."""
+    """Return ``None`` for rotary positions, or RoBERTa's table, which is ESM's default."""
     published = "'position_embedding_type': 'rotary', as published models have it"
     kind = required_name(config, "position_embedding_type", ("rotary", "absolute"), "absolute", published)
     return None if kind == "rotary" else _roberta(config, layer_type)
@@ -160,7 +160,10 @@ def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
 
 
 def _falcon_keys(config: Config, queries: int) -> int | None:
-    """Return the number of key/value heads: 1 or `queries`, or ``None`` in the newer architecture, which has a key."""
+    """Return the number of key/value heads: 1 or `queries`.
+
+    Return ``None`` for the newer architecture, which has a key for this number.
+    """
     if config.get("new_decoder_architecture"):
         return None
     shared = required_value(config, "multi_query", "'multi_query': true or false")

@@ -1,6 +1,6 @@
 """The row of an architecture: the form in which every family of this package describes its models.
 
-The layout of a model is in its code and not in its configuration, and so are the defaults of missing keys. Rows were
+The layout of a model and the defaults of missing keys are in its code, not in its configuration. Rows were
 written from the code of `transformers`, and ``tests/models/`` compares them with it.
 """
 
@@ -119,12 +119,12 @@ class RotaryKeys:
 
     @property
     def latent(self) -> bool:
-        """Return whether it has multi-head latent attention, in which a part of each head has no positions."""
+        """Whether it has multi-head latent attention, in which a part of each head has no positions."""
         return self.head_dim_key == "qk_rope_head_dim"
 
     @property
     def base_keys(self) -> tuple[str, ...]:
-        """Return every key outside the rope parameters that holds a base."""
+        """Every key outside the rope parameters that holds a base."""
         if self.fixed_base is not None or not self.flat_keys:
             return ()
         kinds = tuple(kind.base_key for kind in self.layer_kinds.values())
@@ -137,7 +137,7 @@ class RotaryKeys:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return every rotary key that this architecture reads, or that does not affect the rotation."""
+        """Every rotary key that this architecture reads, or that does not affect the rotation."""
         others = (self.head_dim_key, "rope_interleave", *self.layer_keys, *self.other_keys)
         if not self.flat_keys:
             return ("rope_parameters", *others)
@@ -156,7 +156,7 @@ class Architecture:
             ``None`` if they have the rotary positions of `rotary`. Without it, all layers have rotary positions.
         layer_types: a function of the configuration that returns the kinds of layers whose encodings differ. Without
             it, these are the kinds that have their own rope parameters.
-        default_layer_type: the kind to use if the caller names none.
+        default_layer_type: the kind to use if the caller does not name one.
         kinds_by_layer: a function of the configuration that returns the kind of each layer in order, for models whose
             ``layer_types`` have other names, or may be missing.
         full_attention_every: a number n. If a configuration with a window has no ``layer_types``, the last of every n
@@ -200,24 +200,24 @@ class Architecture:
 
     @property
     def rotary_keys(self) -> RotaryKeys:
-        """Return `rotary`, or the keys of an unknown architecture if it has no rotary positions."""
+        """`rotary`, or the keys of an unknown architecture if it has no rotary positions."""
         return self.rotary or UNKNOWN
 
     @property
     def head_dim_required(self) -> bool:
-        """Return whether the width of a head is required, because the class does not derive it from other sizes."""
+        """Whether the width of a head is required, because the class does not derive it from other sizes."""
         key = self.rotary_keys.head_dim_key
         return key in self.defaults or key != "head_dim"
 
     @property
     def share_required(self) -> bool:
-        """Return whether the rotated share of a head is required, because the default of the class is not 1."""
+        """Whether the rotated share of a head is required, because the default of the class is not 1."""
         keys = self.rotary_keys
         return keys.share_required or any(key in self.defaults for key in keys.share_keys)
 
     @property
     def scaling_required(self) -> bool:
-        """Return whether rope parameters are required, because the class has a scaling for all layers by default."""
+        """Whether rope parameters are required, because the class has a scaling for all layers by default."""
         return "rope_parameters" in self.defaults and not self.rotary_keys.per_layer
 
     def lacks(self, key: str, config: Config, meaning: str = "") -> InputError:

@@ -1,4 +1,4 @@
-"""Speech and sound: encoders with other keys that rotate like Llama or GPT-J, or that use convolutions."""
+"""Speech and sound: encoders that rotate like Llama or GPT-J but have other keys, or that use convolutions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
     return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
 
 
-def _squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
+def _reject_squeezed(config: Config, layer_type: str | None) -> PositionEncoding:
     got = f"got {config['model_type']}, whose convolution gives a position only to every squeeze_factor-th frame"
     raise InputError(got, "use locant.Convolutional for the frames before they are squeezed")
 
@@ -96,7 +96,7 @@ GATED = "each layer multiplies the bias of a query by a gate for each head, whic
 
 
 def _row_with_default_ropes(base: float, share: float, max_seq_len: int, layout: Layout = "half") -> Architecture:
-    """Return a row of a class with default rope parameters, which override all keys outside them."""
+    """Return a row for a class with default rope parameters. These override all keys outside them."""
     return rotary_row(
         max_seq_len=max_seq_len,
         keys=RotaryKeys(layout=layout, share_keys=SHARE),
@@ -175,7 +175,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults={**KERNEL, "num_buckets": 320, "max_bucket_distance": 800},
         warnings=(warn_if(lambda config, encoding: isinstance(encoding, T5Bias), GATED),),
     ),
-    **dict.fromkeys(("sew", "sew-d"), Architecture(encoding=_squeezed)),
+    **dict.fromkeys(("sew", "sew-d"), Architecture(encoding=_reject_squeezed)),
     "data2vec-audio": Architecture(
         encoding=_data2vec, defaults={**KERNEL, "conv_pos_kernel_size": 19, "num_conv_pos_embeddings": 5}
     ),

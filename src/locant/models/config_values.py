@@ -176,7 +176,7 @@ def sections_in(rope: Config, default: Sequence[int] = (16, 24, 24), axes: int |
 
 def flag(key: str, value: object) -> bool:
     """Return `value` if it is true or false. The text "false" is neither."""
-    return _checked(lambda: arguments.flag(key, value), f"{key!r}: true or false")
+    return _run_check(lambda: arguments.flag(key, value), f"{key!r}: true or false")
 
 
 def flag_at(config: Config, key: str, *, default: bool = False) -> bool:
@@ -186,13 +186,13 @@ def flag_at(config: Config, key: str, *, default: bool = False) -> bool:
 
 def number(key: str, value: object, **ends: Real) -> float:
     """Return `value` if it is a finite number within these bounds. See `arguments.real`."""
-    return float(_checked(lambda: arguments.real(key, value, **ends, remedy=""), f"{key!r}: a number"))
+    return float(_run_check(lambda: arguments.real(key, value, **ends, remedy=""), f"{key!r}: a number"))
 
 
 def integer(key: str, value: object, low: int = 1) -> int:
     """Return `value` if it is an integer of at least `low` that fits into 31 bits. 4096.0 counts as an integer."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    return _checked(lambda: arguments.whole(key, whole, low, remedy=""), f"{key!r}: an integer")
+    return _run_check(lambda: arguments.whole(key, whole, low, remedy=""), f"{key!r}: an integer")
 
 
 def layer_types_in(config: Config) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def per_layer_configs(config: Config) -> dict[int, Config]:
     return {int(place): layer for place, layer in zip(numbers, layers.values(), strict=True)}
 
 
-def _checked(check: Callable[[], T], remedy: str) -> T:
+def _run_check(check: Callable[[], T], remedy: str) -> T:
     """Return the result of a check of arguments, and raise its error as an `InputError`."""
     try:
         return check()

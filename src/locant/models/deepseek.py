@@ -71,7 +71,7 @@ MISTRAL_YARN = {
 
 GROWING_QUERIES = warn_if(
     lambda config, encoding: getattr(encoding, "temperature", None) is not None,
-    "the temperature multiplies whole queries: call encoding.temperature.scaled(q, positions) for dimensions that are "
+    "the temperature multiplies whole queries: call encoding.temperature.scale(q, positions) for dimensions that are "
     "not rotated",
 )
 
@@ -83,7 +83,10 @@ def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
 
 
 def _two_ladders(config: Config) -> Config:
-    """Rewrite DeepSeek-V4 as published: keys of DeepSeek-V3, where YaRN affects compressing layers, but not scores."""
+    """Rewrite DeepSeek-V4 as published.
+
+    It has keys of DeepSeek-V3, and YaRN affects compressing layers but not scores.
+    """
     ropes = rope_dictionary(config)
     if all(isinstance(ropes.get(kind), Mapping) for kind in V4_KINDS):  # the code then reads these dictionaries
         inside = {key for kind, key in V4_KINDS.items() if "rope_theta" in ropes[kind]}
@@ -108,7 +111,10 @@ V4_LAYERS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "hea
 
 
 def _kinds_of_v4(config: Config) -> tuple[str, ...]:
-    """Return ``main`` for layers with sliding windows, else ``compress``, also if the key is ``compress_ratios``."""
+    """Return ``main`` for layers with sliding windows, else ``compress``.
+
+    ``compress_ratios`` may replace ``layer_types``.
+    """
     types = layer_types_in(config)
     if not types and (ratios := config.get("compress_ratios")) is not None:
         if not isinstance(ratios, (list, tuple)) or not all(ratio in V4_LAYERS for ratio in ratios):

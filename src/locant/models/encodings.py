@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from locant.arguments import flag, short_repr
@@ -12,12 +12,13 @@ from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import NUM_LAYERS, Config, layer_types_in, required
 from locant.models.mixed_layers import full_every
-from locant.models.registry import class_sizes, flat_part, read, read_known, with_defaults
+from locant.models.registry import class_sizes, flat_part, read_config, read_known_config, with_defaults
 from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import Reading, read_rotary, second_members
 from locant.models.unread_keys import CONTRADICTION
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
+from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
@@ -47,7 +48,7 @@ def encoding_from_config(
             ``"vision_config"``. See `encodings_by_layer` for one encoding per layer.
         angles: the precision of rotary angles. See `Rotary`.
         layout: the layout of rotary positions, for converted weights. Default: the layout of the architecture.
-        allow_no_rotation: whether to accept the two models whose code turns the members of a pair by different angles
+        allow_no_rotation: whether to accept the two models whose code uses a different angle for each member of a pair
             (HunYuan-VL, V-JEPA 2). A warning then states by how much lengths change.
 
     Raises:
@@ -205,7 +206,7 @@ def rotary_from_config(
     from locant.probing.probe import is_measurable, measured_rotary
 
     def make(stated: Config | object) -> Rotary:
-        values, architecture = read(stated)
+        values, architecture = read_config(stated)
         if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
             return measured_rotary(stated, layer_type).replace(angles=angles)
         rope_type = layer_type
@@ -239,7 +240,7 @@ def _warn_of_form(config: Config | object, layout: Layout | None, *, depth: int)
             f"part, {part}. Its class in transformers may use defaults instead",
             stacklevel=depth,
         )
-    doubt = read(config)[1].rotary_keys.layout_doubt
+    doubt = read_config(config)[1].rotary_keys.layout_doubt
     if layout is None and doubt is not None:
         warnings.warn(doubt, stacklevel=depth)
 
@@ -259,7 +260,7 @@ def _make_with_defaults(config: Config | object, make: Callable[[Config | object
     try:
         return make(config)
     except InputError as first_error:
-        stated, full = read(config)[0], {**class_sizes(config), **with_defaults(config)}
+        stated, full = read_config(config)[0], {**class_sizes(config), **with_defaults(config)}
         missing = {key: value for key, value in full.items() if key not in stated}
         error = _find_error(make, full) if missing else first_error
         if error is not None:
@@ -291,12 +292,16 @@ def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architectu
     """Return a configuration and its row. The row may be unknown if an installed `transformers` can be measured."""
     from locant.probing.probe import is_measurable
 
-    values, architecture = read(config)
-    return (values, architecture) if architecture.rotary is UNKNOWN and is_measurable(config) else read_known(config)
+    values, architecture = read_config(config)
+    return (
+        (values, architecture)
+        if architecture.rotary is UNKNOWN and is_measurable(config)
+        else read_known_config(config)
+    )
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:
-    """Return the kinds of layers whose encodings differ, as `encoding_from_config` takes them. Empty if all are equal.
+    """Return the kinds of layers whose encodings differ, or an empty tuple if all are equal.
 
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')
@@ -318,8 +323,21 @@ def _read_with_kinds(config: Config | object) -> tuple[dict[str, Any], Architect
     return values, architecture
 
 
+def table_length(encodings: Iterable[PositionEncoding]) -> int | None:
+    """Return the number of positions of the learned table among the encodings of a model.
+
+    It is smaller than the length in the configuration if that length counts rows that are not positions (RoBERTa). The
+    result is ``None`` if the model has no table, or tables of several lengths.
+    """
+    lengths = {each.max_seq_len for each in encodings if isinstance(each, Learned)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
-    """Return the `layer_types` that have rotary positions, or ``(None,)`` if all layers have the same."""
+    """Return the `layer_types` with rotary positions.
+
+    ``(None,)`` means all layers, and an empty tuple means no layer.
+    """
     values, architecture = _read_with_kinds(config)
     kinds = _layer_types(values, architecture) or (None,)
     return tuple(kind for kind in kinds if _non_rotary_encoding(values, architecture, kind) is None)

@@ -1,7 +1,7 @@
-"""Learned grids: a row for each patch of an image, after rows for class tokens, added to the patches.
+"""Learned grids, added to the patches of an image: rows for class tokens, then a row for each patch.
 
-Models like ViT have one row before the patches, and models like SigLIP do not. For an image of another size, the table
-is resized to the grid of the image, as in `LearnedGrid`. Idefics and MiniCPM use the nearest rows instead.
+Models like ViT have one row before the rows of patches, and models like SigLIP have none. For an image of another size,
+the table is resized to the grid of the image, as in `LearnedGrid`. Idefics and MiniCPM use the nearest rows instead.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _clap(config: Config, layer_type: str | None) -> PositionEncoding:
     return GridBias(_heads_by_stage(config)[stage], window, window)
 
 
-def _unsupported(
+def _unsupported_row(
     scheme: str, remedy: str = "write a subclass of locant.PositionEncoding with embed or bias"
 ) -> Architecture:
     """Return the row of a model whose positions no encoding of this package describes."""
@@ -100,8 +100,8 @@ def _unsupported(
     return Architecture(encoding=encoding, inputs=NOT_COMPARED)
 
 
-DETECTOR = _unsupported("sines or tables of rows and columns, which every layer adds to its queries and keys")
-ROWS_AND_COLUMNS = _unsupported("a table of rows and a table of columns, whose vectors are added")
+DETECTOR = _unsupported_row("sines or tables of rows and columns, which every layer adds to its queries and keys")
+ROWS_AND_COLUMNS = _unsupported_row("a table of rows and a table of columns, whose vectors are added")
 
 NEAREST = "images of other sizes take the rows nearest to their patches: the table is not resized"
 FRAMES = "frames of a video have another table, time_embeddings"
@@ -201,12 +201,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         DETECTOR,
     ),
     **dict.fromkeys(("pix2struct_vision_model", "tvp"), ROWS_AND_COLUMNS),
-    "levit": _unsupported("a bias for every pair of offsets between grids, which differ from layer to layer"),
-    "mllama_vision_model": _unsupported("gated tables of patches and of the tiles of an image"),
-    "pvt": _unsupported("another grid in every stage"),
-    "radio": _unsupported("a table that is cut out of a larger one by the size of an image"),
-    "sam2_hiera_det_model": _unsupported("a small table that is resized, and a table that is repeated in every window"),
-    "videoprism_vision_model": _unsupported("a table of the places in a frame, and a later table of the frames"),
+    "levit": _unsupported_row("a bias for every pair of offsets between grids, which differ from layer to layer"),
+    "mllama_vision_model": _unsupported_row("gated tables of patches and of the tiles of an image"),
+    "pvt": _unsupported_row("another grid in every stage"),
+    "radio": _unsupported_row("a table that is cut out of a larger one by the size of an image"),
+    "sam2_hiera_det_model": _unsupported_row(
+        "a small table that is resized, and a table that is repeated in every window"
+    ),
+    "videoprism_vision_model": _unsupported_row("a table of the places in a frame, and a later table of the frames"),
     **dict.fromkeys(
         (
             "deepseek_ocr2_sam_vision_model", "got_ocr2_vision", "pp_chart2table_vision",

@@ -20,7 +20,7 @@ MODEL_TYPE = "locant_decoder"
 SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "keys_are_values")
 """The arguments of `locant.lab.Decoder`, as a configuration has them."""
 TRAIN_LENGTH = "train_length"
-AGAIN = "copy the folder again, or train it again with locant train"
+REMEDY = "copy the folder again, or train it again with locant train"
 
 
 def is_lab_decoder(config: object) -> bool:
@@ -28,7 +28,7 @@ def is_lab_decoder(config: object) -> bool:
     return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 
 
-def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncoding:
+def encoding_from_lab_config(config: Config, layer_type: str | None = None) -> PositionEncoding:
     """Return the untrained encoding of such a configuration, which all layers share.
 
     Raises:
@@ -36,11 +36,11 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
     """
     description: Any = config.get("encoding")
     if description is None:
-        raise missing_key_error(config, "encoding", AGAIN)
+        raise missing_key_error(config, "encoding", REMEDY)
     name = description.get("name") if isinstance(description, dict) else None
     if not isinstance(name, str):
         got = f"got a model of locant train with the encoding {short_repr(description)}, expected a name and options"
-        raise InputError(got, AGAIN)
+        raise InputError(got, REMEDY)
     try:
         find(name)
     except RangeError as error:
@@ -50,11 +50,11 @@ def encoding_of(config: Config, layer_type: str | None = None) -> PositionEncodi
         return from_config(description)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         why = error.cause if isinstance(error, LocantError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"got a model of locant train whose encoding cannot be built: {why}", AGAIN) from error
+        raise InputError(f"got a model of locant train whose encoding cannot be built: {why}", REMEDY) from error
 
 
 ROW = Architecture(
-    encoding=encoding_of,
+    encoding=encoding_from_lab_config,
     attribute_map={
         "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
         "max_position_embeddings": TRAIN_LENGTH,

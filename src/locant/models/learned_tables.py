@@ -33,7 +33,10 @@ def size(config: Config, key: str, synonyms: tuple[str, ...]) -> int:
 
 
 def encoding_row(encoding: EncodingFactory, defaults: Config, /, **row: Any) -> Architecture:
-    """Return a row with this encoding and these defaults. `row` may replace the encoding, and adds its ``defaults``."""
+    """Return an `Architecture` with this encoding and these defaults.
+
+    `row` can override the fields and add ``defaults``.
+    """
     fields: dict[str, Any] = {"encoding": encoding, "inputs": NOT_COMPARED, **row}
     fields["defaults"] = {**defaults, **row.get("defaults", {})}
     return Architecture(**fields)
@@ -42,9 +45,9 @@ def encoding_row(encoding: EncodingFactory, defaults: Config, /, **row: Any) -> 
 def learned(
     max_seq_len: int = 512, *, length: str = LENGTH, width: str = WIDTHS[0], offset: int = 0, **row: Any
 ) -> Architecture:
-    """Return a row with a table whose length counts positions: `offset` more rows come before position 0.
+    """Return an `Architecture` with a table whose configured length does not count the `offset` rows before position 0.
 
-    `length` and `width` are keys of the configuration, and `max_seq_len` is the default of its class.
+    `length` and `width` are keys of the configuration, and `max_seq_len` is the default length of its class.
     """
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -56,9 +59,10 @@ def learned(
 def learned_after_padding(
     max_seq_len: int = 512, padding: int | None = 1, *, fixed: bool = False, width: str = WIDTHS[0], **row: Any
 ) -> Architecture:
-    """Return a row with a table whose length counts rows, with position 0 after the row of the padding token.
+    """Return an `Architecture` with a table whose configured length counts all rows.
 
-    `max_seq_len` and `padding` are the defaults of its class. If the token is `fixed`, no key changes it.
+    Position 0 comes after the row of the padding token. `max_seq_len` and `padding` are the defaults of the class. If
+    the padding token is `fixed`, no key changes it.
     """
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -84,7 +88,10 @@ def _encoder_or_decoder(config: Config, layer_type: str | None) -> PositionEncod
 
 
 def _reformer(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Return a table made of two. Row p joins row p // W of the first and row p % W of the second, which has W rows."""
+    """Return the joined table of two tables.
+
+    Row p joins row p // W of the first and row p % W of the second (W rows).
+    """
     if not flag_at(config, "axial_pos_embds", default=True):
         return Learned(size(config, LENGTH, LENGTHS), size(config, WIDTHS[0], WIDTHS))
     sides = config.get("axial_pos_shape")

@@ -1,7 +1,7 @@
 """Llama, and the models that are built like it: rotary positions over whole heads, with the base ``rope_theta``.
 
-Many differ only in their sizes. Some rotate queries and keys in only some of their layers. The Qwen models for images
-and video have sections of pairs for the axes.
+Many of them differ only in their sizes. Some rotate queries and keys in only some of their layers. The Qwen models for
+images and video have sections of pairs for the axes.
 """
 
 from __future__ import annotations

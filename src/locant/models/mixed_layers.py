@@ -43,7 +43,7 @@ KindsByLayer = Callable[[Config], tuple[str, ...]]
 
 
 def windowed_kinds(config: Config) -> tuple[str, ...]:
-    """Return ``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
+    """Return ``sliding_attention`` and ``full_attention`` if any layer has a window (Cohere 2, Exaone 4)."""
     window = required_value(config, "sliding_window", "'sliding_window': its width, or null if no layer has a window")
     return () if window is None else WINDOWED
 
@@ -54,7 +54,10 @@ def _nope_if(test: Callable[[Config, str | None], bool]) -> EncodingFactory:
 
 
 def nope_in_full_attention(*, rotary_without_windows: bool) -> EncodingFactory:
-    """Give rotary positions to layers of sliding attention only. Without windows, all layers are rotated, or none."""
+    """Give rotary positions only to layers with sliding attention.
+
+    Without windows, all layers are rotated, or none is.
+    """
     return _nope_if(
         lambda config, kind: kind == "full_attention" if windowed_kinds(config) else not rotary_without_windows
     )
@@ -65,7 +68,7 @@ nope_if_full = _nope_if(lambda config, kind: kind == "full_attention")
 nope_if_without = _nope_if(lambda config, kind: kind == "without")
 """The positions of the kinds in `listed_kinds` and ``layer_rope_theta``."""
 nope_unless_sliding = _nope_if(lambda config, kind: kind != "sliding_attention")
-"""The positions of LaraMini, which has a third kind of layers."""
+"""The positions of LaraMini, whose layers have a third kind."""
 nope_for_granite = _nope_if(lambda config, kind: config.get("position_embedding_type") != "rope")
 nope_for_zamba = _nope_if(lambda config, kind: not flag("use_mem_rope", required_value(config, "use_mem_rope", OFF)))
 nope_for_olmo = _nope_if(
@@ -143,7 +146,7 @@ def all_layers(kind: str) -> KindsByLayer:
 
 
 def listed_kinds(*, default_interval: int | None = None) -> Callable[[Config], tuple[str, ...]]:
-    """Return the kinds of layers, ``with`` and ``without`` rotary positions. Empty if all layers have them.
+    """Return the kinds of layers, ``with`` and ``without`` rotary positions, or an empty tuple if all layers have them.
 
     ``no_rope_layers`` is a list with 1 for each layer that does have rotary positions. If ``no_rope_layer_interval`` is
     4, every fourth layer is not rotated. Published configurations of Llama 4 have an empty list for the default
@@ -196,7 +199,7 @@ def _mimo_layers(config: Config) -> tuple[str, ...]:
     return layer_types_in(config) or ("full_attention", *full_every(6)(config)[1:])
 
 
-def _repeated(config: Config, *pattern: str) -> tuple[str, ...]:
+def _repeat_pattern(config: Config, *pattern: str) -> tuple[str, ...]:
     return tuple(pattern[layer % len(pattern)] for layer in range(required(config, "num_hidden_layers")))
 
 
@@ -305,7 +308,7 @@ def _step_ropes(config: Config) -> Config:
 STEP_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factors")
 
 
-def _attention_layers_only(config: Config) -> Config:
+def _keep_attention_layers(config: Config) -> Config:
     """Rewrite Dory as published, whose ``layer_types`` lists attention and MLP alternately."""
     types = layer_types_in(config)
     if "mlp" not in types:
@@ -400,7 +403,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "dory": rotary_row(
         None, 8192, 256, kinds_by_layer=full_every(4),
-        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_attention_layers_only),
+        keys=RotaryKeys(per_layer=True, flat_keys=False, respell=_keep_attention_layers),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(1e7)}},
     ),
     "beam": rotary_row(
@@ -418,7 +421,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi_linear": Architecture(encoding=lambda config, kind: PositionEncoding(), warnings=(BY_RECURRENCE,)),
     "lara_mini": rotary_row(
         1e4, 131072, 128, encoding=nope_unless_sliding, layer_types=lambda config: LARA,
-        kinds_by_layer=lambda config: layer_types_in(config) or _repeated(config, *LARA_PATTERN),
+        kinds_by_layer=lambda config: layer_types_in(config) or _repeat_pattern(config, *LARA_PATTERN),
     ),
     "granite_swa": _row_by_base(1e4, 8192),
     "granitemoe_swa": _row_by_base(1e4, 2048),

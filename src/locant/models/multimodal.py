@@ -23,13 +23,16 @@ MROPE = {"mrope": "default"}
 
 
 def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
-    """Return the axis of each pair. Every third pair is for rows and every third for columns, until these run out."""
+    """Return the axis of each pair.
+
+    Rows and columns get every third pair each, as far as their numbers of pairs reach.
+    """
     reach = {ROW: 3 * rows, COLUMN: 3 * columns}
     return [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range(pairs)]
 
 
 def _by_stride(*default: int, layout: Layout = "half") -> PairsFactory:
-    """Give every third pair to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
+    """Give rows and columns every third pair each, as far as their sections reach (Qwen3-VL)."""
 
     def pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
         if rope.get("mrope_interleaved") is False:
@@ -71,7 +74,7 @@ def _by_sections_of_dimensions(member: int) -> PairsFactory:
 
 
 def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Return pairs for three coordinates and the number of the molecule, each with its own ladder."""
+    """Return pairs for three coordinates and for the number of the molecule. Each of the four has its own ladder."""
     along, molecule = (required(config, f"num_{key}") for key in ("spatial_rope_pairs_per_axis", "uid_rope_pairs"))
     bases = [number(key, config.get(key)) for key in ("spatial_rope_base_frequency", "uid_rope_base_frequency")]
     spatial, molecular = (

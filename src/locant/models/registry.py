@@ -92,7 +92,7 @@ def register_architecture(name: str, architecture: Architecture, aliases: Iterab
     ARCHITECTURES.register(name, architecture, aliases)
 
 
-def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+def read_config(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     """Return a configuration as a dictionary with standard keys, and its row. An unknown architecture has no layout."""
     values = config_dict(config)
     name = values.get("model_type") or ("" if isinstance(config, Mapping) else type(config).__name__)
@@ -116,10 +116,10 @@ def _row(name: str) -> Architecture:
 
 
 def flat_part(config: Config) -> str | None:
-    """Return the model type of the text part, if a composite configuration has the keys of that part at its top level.
+    """Return the model type of the text part if a composite configuration has the keys of this part at its top level.
 
-    The first files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 have this form. Return ``None`` if the configuration has
-    parts, or belongs to a single model.
+    The first published files of PaddleOCR-VL, GOT-OCR2 and Step-3.7 have this form. Return ``None`` if the
+    configuration has parts, or belongs to a single model.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or part_key(config) is not None or _row(name).rotary is not UNKNOWN:
@@ -127,9 +127,9 @@ def flat_part(config: Config) -> str | None:
     return TYPE_OF_PART.get(name) if any(config.get(key) is not None for key in WIDTHS) else None
 
 
-def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """Call `read`, and raise an error with known names if the ``model_type`` is unknown."""
-    values, architecture = read(config)
+def read_known_config(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """Call `read_config`, and raise an error with known names if the ``model_type`` is unknown."""
+    values, architecture = read_config(config)
     if architecture.rotary is UNKNOWN:
         name, names = str(values.get("model_type", "")), sorted(each for each, _ in ARCHITECTURES.items())
         near = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.5)) or "llama, qwen3, gemma3_text"
@@ -151,14 +151,14 @@ def with_defaults(config: Config | object) -> dict[str, Any]:
     >>> with_defaults({"model_type": "gpt_neox", "max_position_embeddings": 4096})
     {'model_type': 'gpt_neox', 'max_position_embeddings': 4096, 'rotary_emb_base': 10000.0, 'rotary_pct': 0.25}
     """
-    values, architecture = read(config)
+    values, architecture = read_config(config)
     missing = {key: value for key, value in architecture.defaults.items() if not _is_stated(key, values, architecture)}
     return {**values, **missing}
 
 
 def class_sizes(config: Config | object) -> dict[str, int]:
     """Return the default width and number of heads of the class in `transformers`, if a configuration lacks them."""
-    values, _ = read(config)
+    values, _ = read_config(config)
     synonyms = {"hidden_size": WIDTHS, "num_attention_heads": HEADS}
     sizes = CLASS_SIZES.get(name, {}) if isinstance(name := values.get("model_type"), str) else {}
     return {key: size for key, size in sizes.items() if not any(name in values for name in synonyms[key])}

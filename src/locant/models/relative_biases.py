@@ -29,7 +29,10 @@ ATTENTION, INPUT = "attention", "input"
 
 
 def _mpnet(config: Config, layer_type: str | None) -> PositionEncoding:
-    """Return RoBERTa's table for the input, and 32 buckets for the layers. The code does not read a key for them."""
+    """Return RoBERTa's table for the input, or 32 buckets for the layers.
+
+    The code does not read a key for this number.
+    """
     if layer_type == INPUT:
         return after_padding(config, size(config, WIDTHS[0], WIDTHS), padding=1)
     return T5Bias(required(config, *HEADS), num_buckets=32, bidirectional=True)

@@ -1,4 +1,4 @@
-"""Architectures with remote code: widely used models whose code is with their weights, not in `transformers`.
+"""Architectures with remote code: widely used models whose code is stored with their weights, not in `transformers`.
 
 Each row follows that code. If the code does something beyond the trained length that no row can express, a warning
 states it.
@@ -16,7 +16,10 @@ from locant.positions.encodings.alibi import ALiBi
 
 
 def _chatglm(config: Config) -> Config:
-    """Rewrite ChatGLM2 to GLM-4: a multiple of the base 10 000, half of each head, and a key for the layout."""
+    """Rewrite configurations of ChatGLM2 to GLM-4.
+
+    They have a multiple of the base 10 000, half of each head, and a key for the layout.
+    """
     rest = {key: value for key, value in config.items() if key not in ("rope_ratio", "original_rope")}
     base = 10_000.0 * number("rope_ratio", config.get("rope_ratio", 1.0), above=0)
     interleaved = flag_at(config, "original_rope", default=True)
@@ -25,7 +28,7 @@ def _chatglm(config: Config) -> Config:
 
 
 def _baichuan(config: Config, layer_type: str | None) -> PositionEncoding | None:
-    """Return ALiBi, or ``None`` for rotary positions in models of 7 billion parameters, identified by their width."""
+    """Return ALiBi, or ``None`` for rotary positions in models of 7 billion parameters (by their width or class)."""
     names = config.get("architectures") or ()
     rotated = required(config, *WIDTHS) == 4096 or "BaiChuanForCausalLM" in names
     return None if rotated else ALiBi(required(config, *HEADS))

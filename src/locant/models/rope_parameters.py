@@ -3,8 +3,8 @@
 Up to transformers 4 there was one ``rope_scaling``, and the code of each architecture decided which layers it affects.
 Since transformers 5 there is a dictionary per layer type.
 
-A key whose effect another key cancels is an error, and so are two lengths that contradict each other. `unread_keys`
-decides about a key that the rope type does not read.
+It is an error if one key cancels the effect of another, or if two lengths contradict each other. `unread_keys` decides
+about keys that the rope type does not read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
     (LongRoPE, "factor"): True,
     (Proportional, "partial_rotary_factor"): False,
 }
-"""Exceptions to the rule that a key is optional if its field has a default, and whether each key is optional."""
+"""Whether a key is optional, for exceptions to the rule that a key is optional if its field has a default."""
 
 SHARED_KEYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
@@ -288,7 +288,7 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
 
 
 def _is_one_base_for_all(rope: Config, keys: RotaryKeys) -> bool:
-    """Return whether there is one base without a scaling for all layers, as older `transformers` write OLMo 3."""
+    """Return whether all layers have one base without a scaling, as older `transformers` write for OLMo 3."""
     shares_key = {kind.base_key for kind in keys.layer_kinds.values()} == {"rope_theta"}
     return shares_key and set(rope) == {"rope_theta", "rope_type"} and rope["rope_type"] == "default"
 

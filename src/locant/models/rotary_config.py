@@ -70,8 +70,8 @@ def read_rotary(
 ) -> Reading:
     """Read the rotary positions of these layers from a configuration of this architecture.
 
-    With `allow_no_rotation`, a model that does not rotate is read by the first members of its pairs. See
-    `second_members`.
+    With `allow_no_rotation`, a model that does not rotate is read as well. The result has the angles of the first
+    members of its pairs. See `second_members`.
     """
     keys = architecture.rotary_keys
     _require_rotary(config, keys, allow_no_rotation)
@@ -225,7 +225,7 @@ def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
 
 
 def _temperature(rope: Config, keys: RotaryKeys) -> Temperature | None:
-    """Return the temperature of queries, which grow with every trained length that their position has passed."""
+    """Return the temperature of queries. It grows with every trained length that their position has passed."""
     weight = None if keys.temperature_key is None else rope.get(keys.temperature_key)
     if weight is None:
         return None
@@ -312,7 +312,7 @@ def _sections(rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
 
 
 def _has_one_axis(keys: RotaryKeys) -> bool:
-    """Return whether the architecture is known and has one axis for all pairs, so it does not read sections."""
+    """Return whether the architecture is known and has one axis for all pairs. If so, it does not read sections."""
     return keys.layout is not None and keys.default_sections is None and keys.pairs is None
 
 

@@ -35,12 +35,12 @@ def rotary_to_config(
 
     - `NTK` is written as a larger base, which has the same effect.
     - Fields without an effect are left out. `YaRN` needs ``mscale`` and ``mscale_all_dim`` only if it has both and no
-      ``attention_factor``. `LongRoPE` with an ``attention_factor`` does not need a ``factor`` that does not agree with
-      `max_seq_len`.
+      ``attention_factor``. The ``factor`` of `LongRoPE` has no effect if there is an ``attention_factor``, and is left
+      out if it contradicts `max_seq_len`.
 
-    The length of `for_length` and `angles` are not written. ``rope_interleave`` and ``partial_rotary_factor`` are
-    written, so that an architecture with another layout or another rotary dimension raises an error. `Rotary.to_config`
-    describes the arguments.
+    `angles` and the length that `for_length` sets are not written. ``rope_interleave`` and ``partial_rotary_factor``
+    are written, so that an architecture with another layout or another rotary dimension raises an error.
+    `Rotary.to_config` describes the arguments.
     """
     sections = list(rotary.sections) if rotary.sections is not None else None
     if not rotary.has_named_layout and (sections := _interleaved_sections(rotary.pairs)) is None:
@@ -75,7 +75,7 @@ def rotary_to_config(
 
 
 def warn_if_servers_differ(rotary: Rotary) -> None:
-    """Warn if `transformers` and servers compute different scalings from the keys of this encoding."""
+    """Warn if `transformers` and inference servers interpret the keys of this encoding differently."""
     scaling = rotary.scaling
     if isinstance(scaling, LongRoPE) and scaling.short_factor != scaling.long_factor:
         trained = scaling.original_max_seq_len
@@ -114,13 +114,13 @@ def _written_temperature(rotary: Rotary) -> dict[str, Any]:
 
 
 def _written_share(rotary: Rotary) -> float:
-    """Return a factor for which ``int(head_dim * factor)`` is the rotary dimension, in spite of rounding."""
+    """Return a factor for which ``int(head_dim * factor)`` is the rotary dimension, despite rounding."""
     share = rotary.rotary_dim / rotary.head_dim
     return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim
 
 
 def _written_lengths(scaling: Scaling, max_seq_len: int | None) -> dict[str, Any]:
-    """Return the longest sequence if it is known, and the trained length if it is read outside the rope parameters."""
+    """Return the keys for the longest sequence, if known, and for a trained length outside the rope parameters."""
     if isinstance(scaling, DynamicNTK):  # transformers uses max_position_embeddings as the trained length
         trained = scaling.original_max_seq_len
         if max_seq_len not in (None, trained):

@@ -2,8 +2,8 @@
 
 Models differ in the order of the vector, in the longest wavelength and in the number of the first position. Marian,
 Pegasus and CTRL have all sines before all cosines. XLM alternates them, as in the paper. M2M100, FSMT and XGLM come
-from fairseq: they count positions from 2, after the row of the padding token, and their last wavelength is exactly
-2 pi times 10 000. MusicGen has cosines before sines.
+from fairseq. They count positions from 2, after the row of the padding token, and their last wavelength is exactly 2 pi
+times 10 000. MusicGen has cosines before sines.
 """
 
 from __future__ import annotations

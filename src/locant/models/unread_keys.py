@@ -31,7 +31,7 @@ class RotaryFacts:
 
 
 Claim = Callable[[Any, RotaryFacts], bool]
-"""A test of whether a value agrees with the facts."""
+"""A function that returns whether a value agrees with the facts."""
 
 CONTRADICTION = "and which contradicts the keys that it reads"
 ROTARY_NAME = re.compile("rope|rotary")

@@ -1,9 +1,9 @@
-"""Encoders of images: rotation by row and column, biases of rows and columns, or a learned grid.
+"""Image encoders: rotation by row and column, biases for rows and columns, or a learned grid.
 
-Rotation has a ladder of frequencies for each axis, and models differ in the order of the pairs. A position is
-``(row, column)`` or ``(frame, row, column)``, from 0, unless a row states otherwise. SAM, ViTDet and BEiT have biases.
-Swin and similar models have biases and stages. Layers of Swin attend within windows (`locant.positions.GridWindows`),
-as do most layers of SAM and ViTDet.
+In models with rotation, each axis has a ladder of frequencies, and the order of the pairs differs from model to model.
+A position is ``(row, column)`` or ``(frame, row, column)``, from 0, unless a row states otherwise. SAM, ViTDet and BEiT
+have biases. Swin and similar models have biases and stages. Layers of Swin attend within windows
+(`locant.positions.GridWindows`), as do most layers of SAM and ViTDet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROW, COLUMN = 0, 1
 
 
 def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsFactory:
-    """Return a ladder for each axis, one axis after the other, or rung by rung if they are `in_turns` (Kimi)."""
+    """Return a function that gives each axis a ladder. Pairs are sorted by axis, or by rung if `in_turns` (Kimi)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
@@ -51,19 +51,22 @@ def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> P
 
 
 def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
-    """Return pairs with an axis and a rung for each. `ladder` is the number of dimensions that its rungs cover."""
+    """Return pairs, each with an axis and a rung. `ladder` is the number of dimensions that the rungs cover."""
     return Pairs(dims=dims, axes=[axis for axis, _ in places], rungs=[(ladder, rung) for _, rung in places])
 
 
 def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Return pairs with one half of the head for each axis, each in the layout half (Gemma 4)."""
+    """Return pairs that give each axis one half of the head. Each half has the layout "half" (Gemma 4)."""
     count = head_dim // 4
     dims = [(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)]
     return _table(dims, [(axis, rung) for axis in (ROW, COLUMN) for rung in range(count)], 2 * count)
 
 
 def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Return one ladder over the head: first rows with the even rungs, then columns with the odd ones (Pixtral)."""
+    """Return pairs with one ladder over the head.
+
+    Rows have the even rungs, and columns have the odd rungs (Pixtral).
+    """
     places = [(axis, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)]
     return _table(Pairs.of(head_dim).dims, places, head_dim)
 
@@ -80,7 +83,7 @@ def _every_other_angle(member: int) -> PairsFactory:
 
 
 def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """Return pairs over the whole width as one head: EfficientLoFTR rotates before it splits the width."""
+    """Return pairs over the whole width as if it were one head. EfficientLoFTR rotates before it splits the width."""
     share = number("partial_rotary_factor", rope.get("partial_rotary_factor", 4.0), above=0)
     ladder = int(required(config, *WIDTHS) // required(config, *HEADS) * share)
     if 2 * ladder != head_dim:
@@ -123,7 +126,10 @@ def _axial_row(
     row: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> Architecture:
-    """Return a row with two or three axes, and other fields of the row and of its keys."""
+    """Return a row with two or three axes.
+
+    `row` has other fields of the row, and `keys` has other fields of `RotaryKeys`.
+    """
     keys = {"rope_types": {"axial": "default"}, "pairs": pairs, **keys}
     return rotary_row(base, None, head_dim, keys=RotaryKeys(**keys), **(row or {}))
 
@@ -195,7 +201,7 @@ def _window_kinds(config: Config) -> tuple[str, ...]:
     return ("global", "window") if integer("window_size", config.get("window_size", 0), 0) else ()
 
 
-def _decomposed(key: str) -> Any:
+def _decomposed_bias(key: str) -> Any:
     """Return the bias of SAM and ViTDet. Raise `InputError` if this key is false."""
 
     def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
@@ -240,7 +246,7 @@ SWIN = Architecture(
 )  # fmt: skip
 BEIT = Architecture(encoding=_beit, defaults=IMAGE, warnings=(AT_THE_INPUT,))
 SAM = Architecture(
-    encoding=_decomposed("use_rel_pos"), layer_types=_window_kinds, default_layer_type="global",
+    encoding=_decomposed_bias("use_rel_pos"), layer_types=_window_kinds, default_layer_type="global",
     defaults={"image_size": 1024, "patch_size": 16, "window_size": 14, "use_rel_pos": True}, warnings=(AT_THE_INPUT,),
 )  # fmt: skip
 
@@ -295,8 +301,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(
-        encoding=_decomposed("use_relative_position_embeddings"), layer_types=_window_kinds, default_layer_type=None,
-        defaults=IMAGE, warnings=(AT_THE_INPUT,),
+        encoding=_decomposed_bias("use_relative_position_embeddings"), layer_types=_window_kinds,
+        default_layer_type=None, defaults=IMAGE, warnings=(AT_THE_INPUT,),
     ),
     "vit": Architecture(encoding=learned_grid(1), defaults=IMAGE),
     "deit": Architecture(encoding=learned_grid(2), defaults=IMAGE),

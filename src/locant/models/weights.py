@@ -116,6 +116,6 @@ def one_after_another(shape: HeadShape) -> tuple[HeadRows, ...]:
 
 
 def group_by_group(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """Return the order of GPT-NeoX and Falcon: for each key, the queries that share it, then the key and its value."""
+    """Return the order of GPT-NeoX and Falcon: for each key head, the query heads that share it, then key and value."""
     group = (query_rows(shape, shape.queries // shape.keys), key_rows(shape, 1), value_rows(shape, 1))
     return group * shape.keys

@@ -1,4 +1,4 @@
-"""Without positions: recurrent layers and convolutions see the order of their input, and add nothing to it.
+"""Models without positions: recurrent layers and convolutions see the order of their input and do not need positions.
 
 Mamba and similar models read one token after the other. Jamba, Zamba and Nemotron-H also have attention, which sees
 the order in the output of the recurrent layers. Every encoding here is `PositionEncoding` itself: NoPE.

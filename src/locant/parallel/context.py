@@ -1,7 +1,7 @@
 """Context parallelism: attention over a row whose tokens are spread over the ranks of a group.
 
 Each rank calls `attend` with the queries, keys and values of its own tokens and with their positions
-(`Positions.shard`). It gets the outputs of its tokens in attention over the whole row, and its part of every gradient.
+(`Positions.shard`). These tokens attend to the whole row. The rank gets their outputs and its part of every gradient.
 Nothing else in a model changes: parts that act on one token at a time (embeddings, rotation, norms, linear layers) need
 only the positions of the shard.
 
@@ -42,7 +42,7 @@ from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.positions import require_positions
 from locant.positions.score_bias import ScoreBias
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 Method = Literal["gather", "ring", "ulysses"]
 Group = ProcessGroup | DeviceMesh | None
@@ -70,7 +70,7 @@ def attend(
     backend: BackendName = "auto",
     return_lse: bool = False,
 ) -> Any:
-    """Compute `locant.attend` over a row of which every rank of `group` has an equal part.
+    """Compute `locant.attend` over a row that is split into equal parts over the ranks of `group`.
 
     All ranks must call this together, with shards of the same length. On each rank, gradients of parameters (a learned
     bias, `sinks`) come from the rank's own queries, as in every other layer of the model. The whole gradient is the sum
@@ -80,7 +80,7 @@ def attend(
         q, k, v: tensors of this rank's tokens, rotated by `positions`. `k` and `v` may have fewer heads.
         group: the ranks that share the row, or a mesh of one dimension. Default: all ranks.
         method: how ranks communicate. It never changes what is computed. ``"ulysses"`` needs a number of heads that is
-            a multiple of the number of ranks, and it uses this rank's heads of an encoding of all heads. ``"ring"``
+            a multiple of the number of ranks. If `encoding` has all heads, each rank uses its part of them. ``"ring"``
             does not support encodings that count the keys in between (`PositionEncoding.needs_all_keys`: `Cope`).
         positions: positions of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
         k_positions: positions of all ranks, from `gather_positions`. Compute them once per forward pass to save a small
@@ -130,9 +130,10 @@ def attend(
 def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     """Return the positions of all ranks' tokens, in the order of the ranks.
 
-    All ranks raise an error if two ranks have the same token, because ``Positions.arange(local_length)`` on every rank
-    would rotate each shard as if it began the row. They also raise an error if shards have different sizes. The cost is
-    two all-gathers, one of three integers per token and one of three integers per rank.
+    All ranks raise an error if two ranks have the same token. This happens if every rank passes
+    ``Positions.arange(local_length)``, which would rotate each shard as if it began the row. They also raise an error
+    if shards have different sizes. The cost is two all-gathers, one of three integers per token and one of three
+    integers per rank.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> gather_positions(Positions.arange(4))
@@ -151,7 +152,7 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     if len(axes) > 1:
         return Positions.of(torch.stack(axes, dim=-1), document, order=order)
     (index,) = axes
-    if readable(index) and not bool(document.any()) and index.numel() and _counts_one_by_one(index):
+    if host_can_read(index) and not bool(document.any()) and index.numel() and _counts_one_by_one(index):
         return Positions.after(int(index[0, 0]), index.shape[1]).expand(len(index))
     return Positions.of(index, document, order=None if positions.order_or_none is None else order)
 
@@ -202,7 +203,7 @@ def _require_all_tokens(all_positions: Positions, positions: Positions, mesh: De
     require_positions(all_positions)
     n, first = positions.seq_len, mesh.get_local_rank() * positions.seq_len
     rows = max(positions.batch, all_positions.batch)
-    is_readable = readable(positions.index) and readable(all_positions.index)
+    is_readable = host_can_read(positions.index) and host_can_read(all_positions.index)
     local_part = all_positions.slice(first, first + n).expand(rows)
     if all_positions.seq_len != n * mesh.size() or (is_readable and local_part != positions.expand(rows)):
         got = f"got {all_positions} for k_positions, expected the positions of {mesh.size()} ranks with {n} each"
@@ -246,7 +247,7 @@ def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
     sizes = [torch.empty_like(local_part) for _ in range(mesh.size())]
     dist.all_gather(sizes, local_part, group=mesh.get_group())
     message = "expected shards of one size on all ranks, as Positions.shard returns for a padded row"
-    if not readable(local_part):
+    if not host_can_read(local_part):
         torch.ops.aten._assert_async.msg((torch.stack(sizes) == local_part).all(), message)
         return
     rows = [tuple(size.tolist()) for size in sizes]
@@ -262,7 +263,7 @@ def _require_own_tokens(document: Tensor, order: Tensor, world: int) -> None:
     key, slots = (document * 2**32 + order).sort(dim=1, stable=True)
     is_repeated = (key[:, 1:] == key[:, :-1]) & (rank[slots[:, 1:]] != rank[slots[:, :-1]]) & (key[:, 1:] >= 0)
     message = "got one token on two ranks, expected positions of each rank's own part of the row"
-    if not readable(is_repeated):
+    if not host_can_read(is_repeated):
         torch.ops.aten._assert_async.msg(~is_repeated.any(), message)
         return
     if bool(is_repeated.any()):
@@ -315,7 +316,7 @@ def _select_heads(encoding: PositionEncoding | None, num_heads: int, part: slice
     if encoding is None or not isinstance(heads, Heads):
         return encoding
     first = 0 if len(heads) == num_heads else part.start
-    has_part = heads.mine.step != 1 or (heads.mine.start - first) % num_heads == 0
+    has_part = heads.indices.step != 1 or (heads.indices.start - first) % num_heads == 0
     if heads.num_heads < num_heads or len(heads) not in (num_heads, count) or not has_part:
         got = f"got {type(encoding).__name__}({heads}) for heads {part.start} to {part.stop - 1} of {num_heads}"
         remedy = f"head_slice=locant.parallel.head_slice({num_heads}, group=group)"
@@ -328,7 +329,7 @@ def _in_row_order(all_positions: Positions) -> tuple[Positions, Tensor | None]:
     if all_positions.start is not None or all_positions.axes > 1 or all_positions.order_or_none is not None:
         return all_positions, None
     index, document = all_positions.index, all_positions.document
-    if not readable(index) or len(index) > 1 or not index.numel() or bool((document != document[0, 0]).any()):
+    if not host_can_read(index) or len(index) > 1 or not index.numel() or bool((document != document[0, 0]).any()):
         return all_positions, None
     row, slots = index[0].sort()
     if int(document[0, 0]) == PADDING or not _counts_one_by_one(row[None]):

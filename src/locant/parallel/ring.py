@@ -2,8 +2,8 @@
 
 The queries of a rank attend to the shard that the rank has, while it sends this shard and receives the next shard. The
 log-sum-exps of all shards combine their outputs (`locant.attention.merge`). The backward pass goes around the ring once
-more. With the log-sum-exp of the whole row, the gradients of one shard depend only on this shard. They are sent on with
-the shard and are complete when it is back on its own rank.
+more. With the log-sum-exp of the whole row, the gradients of one shard depend only on this shard. They travel with the
+shard and are complete when it is back on its own rank.
 
 So a rank stores its own tensors, the shard of keys and values that it uses, and the shard that arrives.
 """
@@ -42,7 +42,7 @@ class Transfer:
 
 
 class Ring:
-    """The ranks of a group in a circle."""
+    """The ranks of a group, as a ring."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -77,14 +77,14 @@ class Call:
     options: dict[str, Any]
 
     @property
-    def learned(self) -> list[Tensor]:
-        """Return parameters and features that need a gradient. Every rank has the features of all keys."""
+    def learned_tensors(self) -> list[Tensor]:
+        """Parameters and features that need a gradient. Every rank has the features of all keys."""
         encoding, read = self.options["encoding"], (self.positions.read.of_query, self.all_positions.read.of_key)
         parameters = () if encoding is None else encoding.parameters()
         return [x for x in (*read, *parameters) if x is not None and x.requires_grad]
 
-    def detached(self) -> Call:
-        """Return a call in which features are leaves, because queries and keys may share one read."""
+    def detach_features(self) -> Call:
+        """Return a call whose features are leaves, because queries and keys may share one result of `read`."""
         query, key = (
             None if x is None else x.detach().requires_grad_(x.requires_grad)
             for x in (self.positions.read.of_query, self.all_positions.read.of_key)
@@ -111,7 +111,7 @@ def ring_attention(
     with torch.no_grad():  # raise errors before anything is sent, because other ranks would wait for it
         first = {"positions": positions.slice(0, 1), "k_positions": call.shard(ring.rank).slice(0, 1)}
         attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], return_lse=True, **first, **options)
-    return _RingAttention.apply(q, k, v, call, *call.learned)
+    return _RingAttention.apply(q, k, v, call, *call.learned_tensors)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -135,7 +135,7 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, y, lse = ctx.saved_tensors
         grad_y, grad_lse = grads[0].to(y.dtype), grads[1]
         rest = grad_lse - (grad_y * y).sum(-1)
-        totals = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, y.dtype)) for x in (q, *call.learned)]
+        totals = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, y.dtype)) for x in (q, *call.learned_tensors)]
         transfer = Transfer((), tuple(torch.zeros_like(x, dtype=y.dtype) for x in (k, v)), [])
         for owner, shard in call.ring.shards(k, v):
             q_grad, k_grad, v_grad, *learned = _part_gradients(call, (q, *shard), owner, lse, grad_y, rest)
@@ -143,7 +143,7 @@ class _RingAttention(torch.autograd.Function):
                 total += grad
             k_total, v_total = transfer.wait()
             transfer = call.ring.send(k_total + k_grad, v_total + v_grad)
-        q_grad, *learned = (total.to(x.dtype) for total, x in zip(totals, (q, *call.learned), strict=True))
+        q_grad, *learned = (total.to(x.dtype) for total, x in zip(totals, (q, *call.learned_tensors), strict=True))
         k_grad, v_grad = (total.to(x.dtype) for total, x in zip(transfer.wait(), (k, v), strict=True))
         return q_grad, k_grad, v_grad, None, *learned
 
@@ -152,12 +152,12 @@ def _part_gradients(
     call: Call, tensors: tuple[Tensor, ...], owner: int, lse: Tensor, grad_y: Tensor, rest: Tensor
 ) -> tuple[Tensor, ...]:
     """Return the gradients of queries, keys, values and parameters from the keys of one shard."""
-    call = call.detached()
+    call = call.detach_features()
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in tensors)
         y_part, lse_part = call.part(q, k, v, owner)
     weight = torch.where(lse_part.isneginf(), 0.0, (lse_part.detach() - lse).exp())
     part_grad_lse = weight * (rest + (grad_y * y_part.detach()).sum(-1))
     part_grad_y = (weight[..., None] * grad_y).to(y_part.dtype)
-    outputs, inputs, grads = (y_part, lse_part), (q, k, v, *call.learned), (part_grad_y, part_grad_lse)
+    outputs, inputs, grads = (y_part, lse_part), (q, k, v, *call.learned_tensors), (part_grad_y, part_grad_lse)
     return torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)

@@ -1,14 +1,14 @@
 """Token tables split over the ranks of a mesh, with the same number of consecutive rows on each rank.
 
-torch's own `RowwiseParallel` only supports `nn.Embedding`. It fails if a rank has no row (five rows on four ranks), and
-it gives every rank the gradient of the whole table. Here each rank looks up its own rows, and the results are summed.
-The output has the same bits as on one rank. Each rank's part of the gradient also has the same bits, and is as large as
-the rank's part of the table.
+torch's own `RowwiseParallel` only supports `nn.Embedding`. It fails if a rank does not get a row (five rows on four
+ranks), and it gives every rank the gradient of the whole table. Here each rank looks up its own rows, and the results
+are summed. The output has the same bits as on one rank. Each rank's part of the gradient also has the same bits, and is
+as large as the rank's part of the table.
 
 The padding row is an index into the whole table. If every rank used it as an index into its own part, another token on
 each rank would get no gradient. So it is converted once, and only the rank with this row uses it.
 
-A model has gradients of such a table, plain gradients, and perhaps gradients on another mesh (FSDP). torch sums norms
+A model may have gradients of such a table, plain gradients, and gradients on another mesh (FSDP). torch sums norms
 and steps many parameters at once only if all are of one kind ("got mixed torch.Tensor and DTensor"). `clip_grad_norm_`
 and `parameter_groups` separate the kinds.
 
@@ -35,7 +35,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from locant.arguments import Real, real
 from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.table import DeferredErrors, Fill, Table, rows_of
+from locant.embedding.deferred_errors import DeferredErrors
+from locant.embedding.table import Fill, Table, rows_of
 from locant.errors import LocantError, ShapeError
 from locant.kernels.look_up import look_up
 

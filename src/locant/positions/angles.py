@@ -1,14 +1,14 @@
-"""cos and sin of position times frequency, exact at every position.
+"""The cosine and sine of position times frequency, exact at every position.
 
 The usual code multiplies a float32 position by a float32 frequency. At position one million the cosine is then off
-by 0.03. In bfloat16 it is off from the start. Here a position is split into four bytes, and each byte has a table::
+by 0.03. In bfloat16 it is off from the start. Here a position is split into four bytes, with a table for each byte::
 
     e^(i p f) = T0[p & 255] * T1[p >> 8 & 255] * T2[p >> 16 & 255] * T3[p >> 24 & 255]
 
 The tables hold float64 values whose angles were reduced in 96-bit fixed point, so the only error is the rounding of the
 float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped, because T[0] is exactly 1. If a
-device has no float64, each number is the sum of two float32 numbers. One of four million results then had another last
-bit.
+device has no float64, each number is the sum of two float32 numbers. In a measurement, one of four million results then
+had a different last bit.
 
 Cost: 16 KiB of tables per pair, computed in a few milliseconds, once for all layers with the same frequencies. At a
 position below 65 536 an angle takes two row look-ups and four products. Elsewhere it takes up to four look-ups and
@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.kernels.rotary.reference import Tables, cos_sin, two_floats
 from locant.kernels.transforms import is_dispatch_mode_active
 from locant.positions.constant import Constant
@@ -43,8 +43,8 @@ class Angles:
 
     Args:
         frequencies: radians per position, one per pair.
-        mode: ``"exact"``, or ``"float32"``, which rounds position and frequency to float32 and multiplies them. That
-            equals `transformers` bit for bit, except for models with `torch.polar` (DeepSeek-V2, Llama 4).
+        mode: ``"exact"``, or ``"float32"``, which rounds position and frequency to float32 and multiplies them. The
+            result equals `transformers` bit for bit, except for models with `torch.polar` (DeepSeek-V2, Llama 4).
         rounded: the frequencies with the rounding of a reference implementation, for the float32 mode.
         attention_factor: a factor on every cosine and sine.
 
@@ -59,7 +59,7 @@ class Angles:
         mode: AngleMode = "exact",
         *,
         rounded: Float[Tensor, " pairs"] | None = None,
-        attention_factor: float = 1.0,
+        attention_factor: Real = 1.0,
     ) -> None:
         one_of("angles", mode, get_args(AngleMode), "angles='exact'")
         self.mode: AngleMode = mode
@@ -83,7 +83,7 @@ class Angles:
         min_index: int | None = 0,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
-        """Return the cosine and sine of every index times every frequency. Bounds only save work."""
+        """Return the cosine and sine of every index times every frequency. The bounds of the index only save work."""
         return cos_sin(index, self.tables(index.device, max_index, min_index), dtype)
 
     def tables(
@@ -105,7 +105,10 @@ class Angles:
 
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:
-    """Return how many bytes of the index can be nonzero: at least two, so that compiled code has few variants."""
+    """Return the number of bytes of the index that can differ from zero.
+
+    It is at least two, so that compiled code has few variants.
+    """
     if min_index is None or max_index is None or min_index < 0 or torch.compiler.is_exporting():
         return 4  # an exported program works for every length
     return 2 if max_index < 2**16 else 3 if max_index < 2**24 else 4

@@ -48,15 +48,15 @@ Bias = Float[Tensor, "#batch heads query key"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The sizes of a model. An encoding takes the ones that it needs."""
+    """The sizes of a model. Each encoding takes the sizes that it needs."""
 
     d_model: int
     num_heads: int
     max_seq_len: int
     num_kv_heads: int | None = None
-    """Set this if keys and values have fewer heads than queries."""
+    """The number of key/value heads. Set it if keys and values have fewer heads than queries."""
     head_dim: int = 0
-    """Default: ``d_model // num_heads``."""
+    """The width of a head. Default: ``d_model // num_heads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.num_heads)
@@ -97,17 +97,17 @@ class PositionEncoding(nn.Module):
         y = attend(q, k, v, encoding=encoding, positions=positions)
         y = encoding.unrotate(y, positions)                  # if values are rotated like keys
 
-    Positions are optional if they can only be 0, 1, 2, ..., with two tokens or more and equal numbers of queries and
+    Positions are optional if they can only be 0, 1, 2, ...: with two tokens or more and equal numbers of queries and
     keys.
 
     .. math:: b_{ij} = 0
 
-    Parameters are sharded with the block that uses them. If an encoding is sharded by itself, FSDP gathers its
-    parameters only for ``forward``. For other methods call ``register_fsdp_forward_method(encoding, "bias")``.
+    With FSDP, parameters are sharded with the block that uses them. If an encoding is sharded by itself, FSDP gathers
+    its parameters only for ``forward``. For other methods call ``register_fsdp_forward_method(encoding, "bias")``.
 
     Limits:
-        Without a causal mask, reordered tokens give the same outputs, reordered: the model cannot know which token
-        came first.
+        Without a causal mask, reordered tokens give the same outputs in the new order. The model cannot know which
+        token came first.
 
     Tested against:
         Attention in NumPy, with a causal mask and without.
@@ -128,19 +128,25 @@ class PositionEncoding(nn.Module):
         used_by="some layers of Llama 4, SmolLM3, Cohere Command",
         paper="Kazemnejad 2023, arXiv 2305.19466",
     )
-    """Subclasses do not inherit it. If a subclass does not define `info`, it is empty."""
+    """The facts about this encoding.
+
+    Subclasses do not inherit them. If a subclass does not define `info`, it is empty.
+    """
     needs_all_keys: ClassVar[bool] = False
     """Whether the bias of a query and a key depends on the keys between them.
 
-    Such a bias needs all keys at once. It cannot be computed from the parts that `locant.attention.merge` joins, nor
-    from the shards of ring attention.
+    Such a bias needs all keys at once. It does not work with the parts that `locant.attention.merge` joins, or with the
+    shards of ring attention.
     """
 
     _score_bias: ClassVar[Callable[..., ScoreBias | None] | None] = None
     """The last override of `score_bias`. ``super().bias()`` uses it inside an override of `bias`."""
 
     num_axes: int = 1
-    """The number of indices that the encoding uses for each token. With several, callers must pass positions."""
+    """The number of indices that the encoding uses for each token.
+
+    If there are several, callers must pass positions.
+    """
 
     def __new__(cls, *arguments: Any, **options: Any):  # no return type: beartype does not support Self
         """Check the arguments of every constructor. Copying calls this without arguments."""
@@ -171,25 +177,39 @@ class PositionEncoding(nn.Module):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias | None:
-        """Return the bias that attention adds to the scaled scores, or ``None``. Every backend can use the value.
+        """Return the bias that attention adds to the scaled scores, or ``None``, as a value that every backend can use.
 
         A subclass overrides either this method or `bias`. If it overrides this method, `bias` and `score_mod` follow
-        from it. If it overrides `bias`, this method wraps that `bias` in a `Written` value.
+        from it. If it overrides `bias`, this method wraps that `bias` in a `Written` value. An override calls the same
+        method of its parent: ``super().score_bias(...)`` in `score_bias`, and ``super().bias(...)`` in `bias`.
 
         Args:
             q, k: queries and keys.
             queries, keys: their positions.
             heads: the heads of this encoding that `q` has. Default: all.
         """
-        if not (_overrides_bias(self) or has_bias(self)):
+        if not _overrides_bias(self) and (not has_bias(self) or _ends_overrides(type(self))):
             return None
         if heads is not None:
             got = f"got some of the heads for {type(self).__name__}, whose method bias returns all heads"
             raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
         sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if _overrides_score_mod(self) else None
         return Written(
-            q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources, reads_only_arguments=True
+            q=q,
+            k=k,
+            queries=queries,
+            keys=keys,
+            write=self._call_bias,
+            mod=mod,
+            sources=sources,
+            reads_only_arguments=True,
         )
+
+    def _call_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Bias | None:
+        try:
+            return self.bias(q, k, queries, keys)
+        except RecursionError as error:
+            raise _circular(self, "bias", "score_bias") from error
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
         """Return the classes of pairs that share a rotation, or ``None`` if `rotate` applies the only rotation."""
@@ -214,7 +234,7 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
-        """Build this encoding for a model of these sizes. `options` go to the constructor.
+        """Build this encoding for a model of these sizes. `options` are passed to the constructor.
 
         Override this method if the constructor requires anything that is not a size in `ModelShape`.
         """
@@ -272,9 +292,9 @@ class PositionEncoding(nn.Module):
     ) -> Bias | None:
         """Return the matrix that attention adds to the scaled scores, or ``None``. It follows from `score_bias`.
 
-        It works for any slice of queries, because entry (i, j) depends on query i and key j alone. It also works for
-        any slice of keys, unless the class sets `needs_all_keys`. The dtype is float32 or wider, whatever the dtype of
-        `q`, because bfloat16 rounds large distances to the same number.
+        It works for any slice of queries, because entry (i, j) depends only on query i and key j. It also works for
+        any slice of keys, unless the class sets `needs_all_keys`. The dtype is float32 or wider for every dtype of `q`,
+        because bfloat16 rounds large distances to the same number.
         """
         value = self._bias_value("bias", q, k, positions, k_positions)
         return None if value is None else value.dense()
@@ -338,7 +358,10 @@ class PositionEncoding(nn.Module):
             raise LocantError(f"got {caller}({short_repr(q)}) without keys, expected queries and keys", remedy)
         if self._score_bias is None:
             return None
-        return self._score_bias(q, k, *resolve_positions(self, q, k, positions, k_positions))
+        try:
+            return self._score_bias(q, k, *resolve_positions(self, q, k, positions, k_positions))
+        except RecursionError as error:
+            raise _circular(self, "score_bias", caller) from error
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """Return the matrix that `bias` adds to the scores, for encodings whose bias does not depend on the tokens.
@@ -360,6 +383,12 @@ class PositionEncoding(nn.Module):
         return EXAMPLE_CALLS[method]
 
 
+def _circular(encoding: PositionEncoding, method: str, called: str) -> LocantError:
+    """Return the error for an override of `method` that calls `called`, which follows from it."""
+    got = f"got {type(encoding).__name__}, whose {method} calls its own {called}, which follows from {method}"
+    return LocantError(got, f"call super().{method}(...) in {method}")
+
+
 def _matrix_call(encoding: PositionEncoding, size: object) -> str | None:
     """Return the `matrix` call to suggest if a user passed a number instead of queries, or ``None``."""
     has_matrix = type(encoding).matrix is not PositionEncoding.matrix
@@ -379,13 +408,19 @@ def reads_hidden_states(encoding: PositionEncoding) -> bool:
 def effective_score_bias(
     encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
 ) -> ScoreBias | None:
-    """Return the score bias. It wraps a `bias` that was set on the class or on this object later.
+    """Return the score bias. A `bias` that was set on the class or on this object later is wrapped.
 
     ``register_fsdp_forward_method`` of FSDP replaces `bias` on the object, to gather parameters.
     """
     if _overrides_bias(encoding):
         return PositionEncoding.score_bias(encoding, q, k, queries, keys, heads)
     return encoding.score_bias(q, k, queries, keys, heads)
+
+
+def _ends_overrides(kind: type[PositionEncoding]) -> bool:
+    """Return whether `PositionEncoding.score_bias` is only reached by an override of it, as its parent's value."""
+    defined = [vars(each)["score_bias"] for each in kind.__mro__ if "score_bias" in vars(each)]
+    return len(defined) > 1 and defined.count(PositionEncoding.score_bias) == 1
 
 
 def _overrides_bias(encoding: PositionEncoding) -> bool:
@@ -455,7 +490,7 @@ def require_embeddings(
 
 
 def width_remedy(owner: PositionEncoding, d_model: int) -> str:
-    """Return the constructor call for this width, with both sizes in order if the user swapped them."""
+    """Return the constructor call for this width. If the user swapped the two sizes, put them in the right order."""
     if getattr(owner, "max_seq_len", None) != d_model:
         return f"{type(owner).__name__}(d_model={d_model})"
     return f"{type(owner).__name__}(max_seq_len={getattr(owner, 'd_model', '...')}, d_model={d_model}), in this order"

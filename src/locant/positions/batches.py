@@ -1,4 +1,4 @@
-"""Conversion between `Positions` and the batches of trainers: ids, documents and padding, as `transformers` reads them.
+"""Convert between `Positions` and the batches of trainers: ids, documents and padding, as `transformers` reads them.
 
 If a batch describes its documents in two ways that disagree, documents leak into each other. Here this raises an error.
 """
@@ -112,7 +112,10 @@ def split_position_ids(ids: Any) -> tuple[Int[Tensor, "batch seq"], Tensor]:
 
 
 def documents_of_ids(ids: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """Return the documents that `transformers` finds in ids. A document ends unless the next id is one more."""
+    """Return the documents that `transformers` finds in ids.
+
+    A new document begins unless an id is one more than the previous id.
+    """
     return _count_begins(ids.diff(dim=1) != 1)
 
 

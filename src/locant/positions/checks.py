@@ -13,7 +13,7 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, entries, shape_error, short_repr, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.spelling import dtype_name
-from locant.tensors import has_values, readable
+from locant.tensors import has_values, host_can_read
 
 AXES = "(batch, seq) or (batch, seq, axes)"
 
@@ -78,7 +78,7 @@ def to_int64(name: str, value: object, device: torch.device | str | None = None)
     tensor = _as_tensor(name, value, device)
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
         raise ShapeError(f"got {name} of dtype {dtype_name(tensor.dtype)}, expected integers", f"{name}.long()")
-    if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
+    if tensor.dtype == torch.uint64 and host_can_read(tensor) and bool((tensor.long() < 0).any()):
         raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "count from 0")
     return tensor.long()
 
@@ -115,7 +115,7 @@ def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
     mask = torch.atleast_2d(_as_tensor("attention_mask", value))
     if mask.ndim != 2:
         raise shape_error("attention_mask", mask, "(batch, seq)", "pass the 2-D padding mask of the tokenizer")
-    if readable(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+    if host_can_read(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         remedy = "use attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask"
         raise RangeError("got an attention_mask with values other than 0 and 1", remedy)
     return mask.bool()

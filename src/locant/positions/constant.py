@@ -1,9 +1,9 @@
-"""Tensors that belong to a formula, not to a model's state.
+"""Tensors that belong to a formula and not to a model's state.
 
 Angle tables, ALiBi's slopes and T5's buckets follow from the configuration alone. As buffers they would be cast by
 ``.half()``, shared by DDP, sharded by FSDP, left uninitialised by ``to_empty`` and expected in checkpoints. Each of
-these has broken released models. A `Constant` is a CPU tensor with one copy per device. A compiled graph takes the
-copy as an input. If the graph made the copy itself, every call would copy again, and CUDA graphs would be skipped.
+these effects has broken released models. A `Constant` is a CPU tensor with one copy per device. A compiled graph takes
+the copy as an input. If the graph made the copy itself, every call would copy again, and CUDA graphs would be skipped.
 """
 
 from __future__ import annotations

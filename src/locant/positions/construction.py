@@ -1,6 +1,6 @@
 """The options of encodings' constructors, and errors that suggest the right call for an unknown option.
 
-Tutorials give every encoding a width and a length. Most encodings here have no length, and a second number without a
+In tutorials, every encoding has a width and a length. Most encodings here have no length, and a second number without a
 name would set another option. So options have names, and the error for a wrong name contains the right call.
 """
 

@@ -11,11 +11,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from locant.positions.base import PositionEncoding
-from locant.positions.registry import encoding as encoding_of
+from locant.positions.registry import encoding as encoding_by_name
 from locant.positions.registry import name_of_class
 from locant.positions.scaling import KINDS, Scaling, Unscaled
 
-OURS = "locant."
+OWN_PREFIX = "locant."
 HEADS = "head_slice"
 
 
@@ -30,7 +30,7 @@ def to_config(encoding: PositionEncoding) -> dict[str, Any] | None:
         attribute = getattr(encoding, option, parameter.default)
         value = _to_json(attribute)
         is_described = hasattr(encoding, option) and (value is not None or attribute is None)
-        if not (is_described or option == HEADS or cls.__module__.startswith(OURS)):
+        if not (is_described or option == HEADS or cls.__module__.startswith(OWN_PREFIX)):
             return None  # encodings of locant show such options in their `repr` if they matter
         if value is not None and value != parameter.default:
             options[option] = value
@@ -50,7 +50,7 @@ def from_config(description: Mapping[str, Any]) -> PositionEncoding:
     if isinstance(options.get("scaling"), Mapping):
         scaling = dict(options["scaling"])
         options["scaling"] = KINDS[scaling.pop("kind")](**scaling)
-    return encoding_of(description["name"], **options)
+    return encoding_by_name(description["name"], **options)
 
 
 def _to_json(value: Any) -> Any:

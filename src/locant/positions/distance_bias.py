@@ -22,7 +22,7 @@ from locant.positions.score_bias import ByDistance, Entries, Lookup
 
 
 class DistanceBias(PositionEncoding):
-    """A bias that is a function of distance and head. A subclass writes it once, for every attention backend.
+    """A bias that is a function of distance and head. A subclass defines it once, for every attention backend.
 
     `of_distance` determines `bias`, `score_mod` for FlexAttention, and the table that attention on a CPU uses instead
     of a matrix. The table has one number per head and distance.
@@ -50,7 +50,7 @@ class DistanceBias(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self._numbers = Constant(torch.tensor(list(self.heads.mine), device="cpu"))
+        self._numbers = Constant(torch.tensor(list(self.heads.indices), device="cpu"))
 
     def of_distance(
         self, distance: Int[Tensor, "*#pairs"], head: Int[Tensor, "*#pairs"], *args: Any, **operands: Any
@@ -60,7 +60,7 @@ class DistanceBias(PositionEncoding):
         Args:
             distance: query index minus key index, positive for an earlier key and negative for a later one.
             head: the index of the head in the model, from 0, even if this rank holds a slice of the heads. To index
-                values of this rank's heads alone, use ``self.heads.here(head)``.
+                values of this rank's heads alone, use ``self.heads.to_local(head)``.
             operands: the values that `operands` returned, by name.
         """
         raise LocantError(f"{type(self).__name__} does not define of_distance", "def of_distance(self, distance, head)")
@@ -90,7 +90,7 @@ class DistanceBias(PositionEncoding):
         )  # fmt: skip
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
-        """Return the bias at the distances from `first` to `last` for every held head, bit for bit as in `bias`.
+        """Return the bias at the distances from `first` to `last` for every held head, with the same bits as in `bias`.
 
         >>> from locant import ALiBi
         >>> ALiBi(2).distance_table(torch.zeros(1, 2, 5, 8), -1, 2)[0]
@@ -109,8 +109,9 @@ class DistanceBias(PositionEncoding):
 class RowBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table. Every distance has a row.
 
-    A subclass writes `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
-    whether queries and whether keys have products, and `ends`, the two distances whose rows farther distances share.
+    A subclass implements `row_of` and `vectors`. Its constructor sets the attributes below: the scale of the products,
+    whether queries have products, whether keys have products, and `ends`. Farther distances share the rows of these two
+    distances.
     """
 
     head_dim: int
@@ -143,7 +144,7 @@ class RowBias(PositionEncoding):
                 queries=queries, keys=keys, entry_of=self.row_of(q.device), ends=self.ends, of_query=of_query,
                 of_key=of_key, scale=self.scale,
             )  # fmt: skip
-            return (table if heads is None else table.of_heads(heads),)
+            return (table if heads is None else table.select_heads(heads),)
 
         return Lookup(
             q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), make=make,

@@ -27,7 +27,10 @@ def bias_dtype(q: Tensor) -> torch.dtype:
 
 
 def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query key"]:
-    """Return query index minus key index, positive for an earlier key. Batch is 1 if queries and keys have one row."""
+    """Return query index minus key index, positive for an earlier key.
+
+    The batch is 1 if queries and keys have one row.
+    """
     return positions.index[:, :, None] - keys.index[:, None, :]
 
 
@@ -43,9 +46,9 @@ def exact_dot(
     """Return the product of every row of `a` and every row of `b`, in float64. Its bits depend only on the two rows.
 
     A matrix product sums in an order that the library chooses by shape. So the products of a query differ in the last
-    bits between a cache and a prompt. Here each vector is first rounded to a grid of its own. The grid is as fine as
-    float32, and coarse enough that float64 holds every partial sum without rounding. Then the order of the sum does not
-    matter. Gradients pass the rounding unchanged. This costs a float64 matrix product and two passes over the vectors.
+    bits between a cache and a prompt. Here each vector is first rounded to its own grid, which is as fine as float32
+    and coarse enough that float64 holds every partial sum without rounding. Then the order of the sum does not matter.
+    Gradients pass the rounding unchanged. This costs a float64 matrix product and two passes over the vectors.
 
     `dtype` is the dtype in which the caller needs the result. For float32 each entry moves by at most 2**-22 of the
     largest entry in its row (for 128 dimensions or fewer). For float64 there is no rounding, and the last bits may
@@ -54,10 +57,10 @@ def exact_dot(
     if dtype == torch.float64:
         return a.double() @ b.double().transpose(-1, -2)
     bits = (53 - max(a.shape[-1] - 1, 0).bit_length()) // 2  # float64 has 53
-    return _on_grid(a, bits) @ _on_grid(b, bits).transpose(-1, -2)
+    return _round_to_grid(a, bits) @ _round_to_grid(b, bits).transpose(-1, -2)
 
 
-def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
+def _round_to_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
     """Round each row to ``n * step``, with one step per row and whole numbers n of at most ``2**bits`` in size."""
     exact = x.double()
     if not x.shape[-1]:
@@ -68,7 +71,7 @@ def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*bat
 
 
 SlotMod = Callable[[Tensor, Tensor], Tensor]
-"""A function that returns a number of the token at ``(row, slot)``."""
+"""A function that returns a number for the token at ``(row, slot)``."""
 
 
 def mask_mod(queries: Positions, keys: Positions, causal: bool, window: int | None) -> MaskMod:

@@ -63,7 +63,7 @@ def row_width(what: str, lengths: Sequence[int], length: Any) -> int:
 def pack(
     rows: Sequence[Sequence[int]], length: Any
 ) -> tuple[Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]:
-    """Return the index and document of every slot. Rows hold documents of these lengths and are padded to `length`."""
+    """Return the index and document of every slot. Rows have documents of these lengths and are padded to `length`."""
     width = row_width("documents", [sum(row) for row in rows], length)
     index = np.zeros((len(rows), width), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)

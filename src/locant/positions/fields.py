@@ -22,7 +22,7 @@ LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "p
 
 
 class TokenFeatures(NamedTuple):
-    """The features that an encoding read from hidden states, for the query and the key of each token, or ``None``."""
+    """The features that an encoding has read from hidden states, for each token's query and key, or ``None``."""
 
     of_query: Float[Tensor, "batch query heads *features"] | None = None
     of_key: Float[Tensor, "batch key heads *features"] | None = None
@@ -55,7 +55,7 @@ def unflatten(leaves: Iterable[Any], host_fields: HostFields) -> dict[str, Any]:
     return {**tensors, "read": TokenFeatures(of_query, of_key), **host_fields._asdict()}
 
 
-def equal(a: Positions, b: Positions) -> bool:
+def are_equal(a: Positions, b: Positions) -> bool:
     """Return whether every token has the same index, document, order and place in grids of the same sizes."""
     if (a.denominator, a.device, a.grids) != (b.denominator, b.device, b.grids) or not torch.equal(a.index, b.index):
         return False

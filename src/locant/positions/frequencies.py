@@ -11,7 +11,10 @@ from locant.arguments import Real, real, whole
 from locant.errors import Remedy
 
 MAX_DIM = 2**18
-"""The largest number of rotated dimensions. Their tables take 2 GiB, and several times that to compute."""
+"""The largest number of rotated dimensions.
+
+Their tables take 2 GiB of memory, and computing them takes several times as much.
+"""
 
 PRECISION = decimal.Context(prec=50)
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
@@ -27,12 +30,12 @@ def check_width(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy:
     return whole(name, dim, low, MAX_DIM, even=even, remedy=remedy)
 
 
-def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
+def inverse_frequencies(dim: int, base: Real | Decimal) -> tuple[Decimal, ...]:
     """Return ``base ** (-2 i / dim)`` for every pair i: the radians by which a pair is rotated per position.
 
     Args:
         dim: the number of dimensions in the pairs. If it is odd, the last pair is half empty.
-        base: about the ratio of the longest to the shortest wavelength. The shortest is 2 pi.
+        base: about the ratio of the longest wavelength to the shortest, which is 2 pi.
 
     >>> [round(float(frequency), 4) for frequency in inverse_frequencies(64, 10_000.0)[:4]]
     [1.0, 0.7499, 0.5623, 0.4217]

@@ -1,4 +1,4 @@
-"""Positions other than 0, 1, 2, .... They let models that were trained on short rows work on longer rows."""
+"""Positions other than 0, 1, 2, ..., with which models that were trained on short rows can work on longer rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def abacus(ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positio
         ids: ``seq`` or ``batch seq``.
         digits: the ids of tokens that are digits.
         offset: a number added to the places of digits.
-        positions: the positions of the tokens. A number ends with its document, and the result has the same order.
+        positions: the positions of the tokens. A number does not continue in another document. The result has the same
+            order.
 
     >>> abacus([7, 8, 0, 9], digits=range(5, 10)).index
     tensor([[1, 2, 0, 1]])
@@ -83,6 +84,7 @@ def coupled(
     *,
     start: int = 1,
     reverse: bool = True,
+    reverse_operands: bool = False,
     length: int | None = None,
     device: Device = None,
 ) -> Positions:
@@ -95,13 +97,19 @@ def coupled(
             others. Pass a list per row for a batch.
         start: one less than the index of the first digit of the longest operand. Draw it in training.
         reverse: whether the result is written with its units first.
+        reverse_operands: whether the operands are written with their units first.
         length: the length of every row, padded on the right. Default: the longest.
 
     >>> coupled([3, 2, 3]).index.tolist()
     [[2, 3, 4, 5, 3, 4, 5, 4, 3, 2]]
+    >>> coupled([3, 2, 3], reverse_operands=True).index.tolist()
+    [[4, 3, 2, 5, 4, 3, 5, 4, 3, 2]]
     """
     start, reverse = whole("start", start, 0, remedy="start=1"), flag("reverse", reverse)
-    rows = [_coupled_number(row, start, reverse) if row else [] for row in to_rows("numbers", numbers)]
+    reverse_operands = flag("reverse_operands", reverse_operands)
+    rows = [
+        _coupled_number(row, start, reverse, reverse_operands) if row else [] for row in to_rows("numbers", numbers)
+    ]
     packed = Positions.packed([[len(row)] for row in rows], length=length)
     index = torch.zeros_like(packed.index)
     for place, row in enumerate(rows):
@@ -131,7 +139,7 @@ def _places_in_numbers(
     return torch.where(is_digit, slots - first + 1 + offset, 0)
 
 
-def _coupled_number(digits: Sequence[int], start: int, reverse: bool) -> list[int]:
+def _coupled_number(digits: Sequence[int], start: int, reverse: bool, reverse_operands: bool) -> list[int]:
     """Return the indices of the digits of a sum, with a sign after each number but the last.
 
     Digits of equal significance share an index. The most significant digit of the longest operand is at ``start + 1``,
@@ -142,5 +150,6 @@ def _coupled_number(digits: Sequence[int], start: int, reverse: bool) -> list[in
         raise RangeError(f"got start={start}, too low for a number of {max(digits)} digits", "start=1")
     whole("the last index from start", units + 1, 0, remedy="start=1")
     *operands, result = ([*range(units - count + 1, units + 1)] for count in digits)
-    signed = [place for operand in operands for place in (*operand, units + 1)]
+    step = -1 if reverse_operands else 1
+    signed = [place for operand in operands for place in (*operand[::step], units + 1)]
     return [*signed, *(reversed(result) if reverse else result)]

@@ -1,4 +1,4 @@
-"""Images as grids of tokens: the sizes, which the host knows, and the place of each token in its grid.
+"""Images as grids of tokens: the sizes of the grids, which the host knows, and the place of each token in its grid.
 
 A token's *place* is its offset in its grid: prefix tokens first, then the cells row by row. With several grids,
 places continue from one grid to the next, so that ``torch.cat(tables)[place]`` looks up the entry of each token.
@@ -146,7 +146,8 @@ def join_places(
 ) -> tuple[tuple[Grid, ...], Int[Tensor, "batch seq"] | None]:
     """Join the grids and the places of parts along the sequence. Return no grids if a part has no grids.
 
-    Parts with the same grids keep their places. They belong to the same images, or to images of the same sizes.
+    If all parts have the same grids, tokens keep their places. Such parts belong to the same images, or to images of
+    the same sizes.
     """
     present = [place for place in places if place is not None]
     if not present or len(present) < len(places):

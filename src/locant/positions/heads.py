@@ -1,4 +1,4 @@
-"""The heads that a module holds: all of them, or the share of one rank under tensor parallelism.
+"""The heads that a module holds: all heads, or the share of one rank under tensor parallelism.
 
 Random parameters are drawn for all heads, and each rank keeps the values for its heads. So ranks with the same seed
 hold slices of one model.
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, short_repr, whole
+from locant.deprecation import Renamed
 from locant.errors import RangeError
 
 MAX_HEADS = 2**20  # slopes and slices are computed head by head
@@ -29,36 +30,38 @@ class Heads:
     """The number of heads of a model, and the heads that this module holds."""
 
     num_heads: int
-    mine: range
+    indices: range
 
     @classmethod
     def of(cls, num_heads: int, head_slice: slice | None = None) -> Heads:
         """Return the heads that `head_slice` takes from a list of all heads, or all of them for ``None``."""
         num_heads = check_num_heads(num_heads)
-        mine = range(num_heads) if head_slice is None else _slice_heads(num_heads, head_slice)
-        if not mine:
+        indices = range(num_heads) if head_slice is None else _slice_heads(num_heads, head_slice)
+        if not indices:
             got = f"got {short_repr(head_slice)} for head_slice, expected a slice of some of {num_heads} heads"
             raise RangeError(got, f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks")
-        return cls(num_heads, mine)
+        return cls(num_heads, indices)
 
     def __len__(self) -> int:
-        return len(self.mine)
+        return len(self.indices)
 
     def subset(self, heads: slice | None) -> Heads:
         """Return a slice of the held heads, or all of them for ``None``."""
-        return self if heads is None else Heads(self.num_heads, self.mine[heads])
+        return self if heads is None else Heads(self.num_heads, self.indices[heads])
 
-    def number(self, held: Any) -> Any:
+    def to_global(self, held: Any) -> Any:
         """Convert the index of a head among the held heads to its index in the model. `held` may be a tensor."""
-        return held if self._are_all() else held * self.mine.step + self.mine.start
+        return held if self._are_all() else held * self.indices.step + self.indices.start
 
-    def here(self, number: Any) -> Any:
-        """Convert the index of a head in the model to its index among the held heads, as the inverse of `number`."""
-        return number if self._are_all() else (number - self.mine.start) // self.mine.step
+    def to_local(self, number: Any) -> Any:
+        """Convert the index of a head in the model to its index among the held heads, as the inverse of `to_global`."""
+        return number if self._are_all() else (number - self.indices.start) // self.indices.step
+
+    here = Renamed("to_local")
 
     def select(self, full: Tensor, dim: int = 0) -> Tensor:
         """Return the part of a tensor over all heads that belongs to the held heads."""
-        return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
+        return full.index_select(dim, torch.tensor(list(self.indices), device=full.device))
 
     def fill(self, parameter: Tensor, full: Tensor, dim: int = 0) -> None:
         """Set a parameter of the held heads from values for all heads. The parameter may have merged dimensions."""
@@ -74,20 +77,20 @@ class Heads:
 
     def _are_all(self) -> bool:
         # The compiler of torch 2.9 cannot compare two ranges.
-        return len(self.mine) == self.num_heads and self.mine[0] == 0
+        return len(self.indices) == self.num_heads and self.indices[0] == 0
 
     def __str__(self) -> str:
         if self._are_all():
             return f"num_heads={self.num_heads}"
-        step = "" if self.mine.step == 1 else f", {self.mine.step}"
-        return f"num_heads={self.num_heads}, head_slice=slice({self.mine.start}, {self.mine.stop}{step})"
+        step = "" if self.indices.step == 1 else f", {self.indices.step}"
+        return f"num_heads={self.num_heads}, head_slice=slice({self.indices.start}, {self.indices.stop}{step})"
 
 
 def _slice_heads(num_heads: int, part: Any) -> range:
     """Return the heads in a slice, or no heads if `part` is not a slice or ends after the last head."""
     try:
-        mine = range(num_heads)[part]
-        return mine if max(part.start or 0, part.stop or 0) <= num_heads else range(0)
+        indices = range(num_heads)[part]
+        return indices if max(part.start or 0, part.stop or 0) <= num_heads else range(0)
     except (TypeError, ValueError, IndexError, AttributeError):  # AttributeError: a number has no start
         return range(0)
 

@@ -1,6 +1,6 @@
-"""`HiddenBias`: the base of encodings whose bias depends on the hidden states of the tokens.
+"""`HiddenBias`: the base class of encodings whose bias depends on the hidden states of the tokens.
 
-`read` computes the features of each token once and stores them with its position. They follow the position into a
+`read` computes the features of each token once and stores them with its position. They move with the position into a
 cache, into a slice and to another rank. So no ``query x key`` matrix is stored.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.arguments import MAX_WIDTH, whole
+from locant.deprecation import Renamed
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions.base import Embeddings, Keys, PositionEncoding, Queries, require_embeddings, require_tokens
@@ -86,10 +87,14 @@ class HiddenBias(PositionEncoding):
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
-    def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return a number per query and per key, ``#batch heads token``. Their sum is the bias if distance >= `far`."""
+    def far_terms(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return a number for each query and each key, ``#batch heads token``.
+
+        If distance >= `far`, their sum is the bias.
+        """
         return None, None
 
+    of_far = Renamed("far_terms")
     far: int | None = None
     is_traceable_per_pair: ClassVar[bool] = True
 
@@ -110,13 +115,16 @@ class HiddenBias(PositionEncoding):
         return Pairwise(
             q=q, queries=queries, keys=keys, sources=(of_query, of_key), of_query=of_query, of_key=of_key,
             of_pair=self.of_pair, heads=range(len(self.heads))[heads or slice(None)], far=self.far,
-            separate=self.of_far, is_traceable_per_pair=self.is_traceable_per_pair,
+            separate=self.far_terms, is_traceable_per_pair=self.is_traceable_per_pair,
         )  # fmt: skip
 
     def features_of_heads(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None
     ) -> tuple[Float[Tensor, "_ heads query *_"] | None, Float[Tensor, "_ heads key *_"] | None]:
-        """Return the features of queries and of keys for these heads. Raise if they were read for other heads."""
+        """Return the features of queries and of keys for these heads.
+
+        Raise an error if they were read for other heads.
+        """
         self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
         read = queries.read.of_query, keys.read.of_key

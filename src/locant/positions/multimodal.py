@@ -1,7 +1,8 @@
 """The positions of text, images and videos: ``(time, row, column)``, as vision-language models count.
 
 Text has the same index on all three axes. An image or a video is a grid that begins where the text before it ended, and
-text continues after it. A model sees merged blocks of patches. Time may grow by a step other than one per frame.
+text continues after it. The tokens of a grid are merged blocks of patches. Time may grow by a step other than one per
+frame.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ class Counting:
         return size // self.merge
 
     def _tick(self, step: Real) -> np.float32 | int:
-        """Return the step between frames, in parts of a position. For whole positions it is float32, as in models."""
+        """Return the step between frames, in parts of a position.
+
+        If positions are whole numbers, it is rounded to float32, as in models.
+        """
         if self.denominator == 1:
             return np.float32(step)
         ticks = step * self.denominator
@@ -143,7 +147,7 @@ def _to_rows(parts: Any) -> Iterator[list[Any]]:
 
 
 def _list_depth(parts: Any) -> int | None:
-    """Return the depth of nested lists, the same everywhere, or ``None`` if they are empty."""
+    """Return the depth of nested lists, which must be equal everywhere, or ``None`` if the lists are empty."""
     if not isinstance(parts, list):
         return 0
     depths = {depth for part in parts if (depth := _list_depth(part)) is not None}

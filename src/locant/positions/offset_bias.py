@@ -1,4 +1,4 @@
-"""`OffsetBias`: the base of encodings whose bias depends on the rows and columns between a query and a key."""
+"""`OffsetBias`: the base class of encodings whose bias depends on the rows and columns between a query and a key."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class OffsetBias(PositionEncoding):
     def at(self: E, height: int, width: int) -> E:
         """Return this encoding for grids of another size. The two encodings share parameters, also in training.
 
-        If one of them is later resized for good, it gets its own parameters.
+        If `resize` later changes one of them, that encoding gets its own parameters.
         """
         other = copy.copy(self)
         other._parameters, other._modules = {**self._parameters}, {**self._modules}
@@ -96,7 +96,7 @@ class OffsetBias(PositionEncoding):
 
         def make() -> tuple[Entries, ...]:
             tables = tuple(_entries(table, queries, keys) for table in self.tables(bias_dtype(q)))
-            return tables if heads is None else tuple(table.of_heads(heads) for table in tables)
+            return tables if heads is None else tuple(table.select_heads(heads) for table in tables)
 
         of_query, sources = q if self.of_products else None, (*self.parameters(), *self.buffers())
         return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)
@@ -189,7 +189,10 @@ class HeadTable(OffsetBias):
 
 
 def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
-    """Return entries by a code of each token. The codes of prefix tokens are farther away than any two cells."""
+    """Return entries by a code of each token.
+
+    Prefix tokens have codes that are farther away than any offset of two cells.
+    """
     values = table.of_head if table.of_head is not None else table.of_query.T  # type: ignore[union-attr]
     last = values.shape[-1]
     middle = last // 2

@@ -1,10 +1,10 @@
 """`Pairs`, a table with a row for each rotated pair: its two dimensions, the axis of its index, and its frequency.
 
 Every published rotary scheme is such a table. `Rotary` builds it from ``layout``, ``rotary_dim``, ``sections`` and
-``axial``, and accepts any other table. A table whose dimensions form a layout, in either direction, runs as fast as
-that layout, whatever its axes and frequencies are. For any other table the channels of q and k are reordered before the
-rotation and restored after it. The bits stay the same. On a CPU this takes 3 to 6 times as long. It takes least if
-channels stay together in a few runs (a layout in each half), and most if they are scattered.
+``axial``, and accepts any other table. A table whose dimensions form a layout, in either direction, is as fast as that
+layout, whatever its axes and frequencies are. For any other table the channels of q and k are reordered before the
+rotation and restored after it. The bits stay the same. On a CPU this takes 3 times as long if channels stay together in
+a few runs (a layout in each half), and up to 6 times as long if they are scattered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ MAX_AXES = 2**15
 """The largest number of indices per token."""
 
 MAX_RUNS = 8
-"""The most slices with which slicing is cheaper than a look-up of every channel. A look-up costs eight CPU copies."""
+"""The largest number of slices for which slicing is cheaper than a look-up of every channel.
+
+A look-up costs as much as eight copies on a CPU.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +43,11 @@ class Pairs:
 
     Args:
         dims: the two dimensions of each pair. A positive angle rotates the first towards the second, so ``(j, i)``
-            is ``(i, j)`` in the other direction.
+            rotates in the other direction than ``(i, j)``.
         axes: the index that rotates each pair, if a token has several indices (frame, row, column). Default: the first.
-        rungs: the inverse frequency of each pair as ``(ladder, rung)``. A ladder is the list of frequencies that the
-            encoding's base and scaling give for that many dimensions, and the rung is an index into it:
-            ``base ** (-2 rung / ladder)`` without scaling. Default: one ladder over all pairs.
+        rungs: the inverse frequency of each pair as ``(ladder, rung)``. The ladder is a number of dimensions, for which
+            the encoding's base and scaling give a list of frequencies. The rung is an index into this list. Without
+            scaling, the frequency is ``base ** (-2 rung / ladder)``. Default: one ladder over all pairs.
         inv_freq: the inverse frequencies in radians per position, instead of `rungs`. Base and scaling then have no
             effect. Negative frequencies rotate in the other direction.
         num_axes: the number of indices per token. Default: enough for the axes in use.
@@ -135,8 +138,8 @@ class Pairs:
         """The layout whose kernel rotates these pairs directly, or ``None`` if channels are reordered first."""
         return self.layout if self.num_heads is None else None
 
-    def frequencies(self, scaling: Scaling, base: float, seq_len: int | None) -> tuple[list[Decimal], Tensor]:
-        """Return the radians per position of each pair, exact and in float32 with the rounding of references."""
+    def frequencies(self, scaling: Scaling, base: Real, seq_len: int | None) -> tuple[list[Decimal], Tensor]:
+        """Return the radians per position of each pair: exact, and in float32 as in reference implementations."""
         if self.rungs is None:
             exact = [Decimal(float(each)) for each in self.inv_freq or ()]
             rounded = torch.tensor([*map(float, exact)], dtype=torch.float32, device="cpu")

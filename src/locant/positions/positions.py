@@ -18,14 +18,23 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from locant.arguments import entries, flag, whole
+from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import checks, distances, documents
 from locant.positions.batches import fields_from_batch, make_batch
 from locant.positions.documents import PADDING, MaskMod, check_window, is_allowed
-from locant.positions.fields import NO_FEATURES, TokenFeatures, equal, flatten, join_fields, register_pytree, unflatten
+from locant.positions.fields import (
+    NO_FEATURES,
+    TokenFeatures,
+    are_equal,
+    flatten,
+    join_fields,
+    register_pytree,
+    unflatten,
+)
 from locant.positions.grids import Grid, fields_from_grids, pack_grids, to_grid, to_rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_from_parts
-from locant.tensors import bounds, has_values, readable
+from locant.tensors import bounds, has_values, host_can_read
 
 Device = torch.device | str | None
 Numbers = Tensor | np.ndarray | Sequence[object]
@@ -104,17 +113,19 @@ class Positions:
         tensor([[-1, -1,  0,  0]])
         """
         real = checks.padding_mask(attention_mask)
-        if readable(real) and bool(real.all()):
+        if host_can_read(real) and bool(real.all()):
             return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
         index = (real.long().cumsum(1) - 1).clamp(min=0)
-        low, high = bounds(index) if readable(index) else (0, max(real.shape[1] - 1, 0))
+        low, high = bounds(index) if host_can_read(index) else (0, max(real.shape[1] - 1, 0))
         return cls(index, torch.where(real, 0, PADDING), None, low, high)
 
     @classmethod
     def packed(
         cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, length: int | None = None, device: Device = None
     ) -> Positions:
-        """Return the positions of several documents in one row, each counting from 0. Pass a list per row for a batch.
+        """Return the positions of several documents in one row.
+
+        Each document counts from 0. Pass a list per row for a batch.
 
         Rows are padded to `length` (default: the longest row). A document of length 0 has no token, but keeps its
         number.
@@ -131,8 +142,8 @@ class Positions:
         """Return the coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
 
         Args:
-            centred: each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell (DINOv3).
-                The coordinate is index / `denominator`, so angles stay exact.
+            centred: whether each axis goes from -1 to 1 over the whole grid, with each token in the middle of its cell
+                (DINOv3). The coordinate is index / `denominator`, so angles stay exact.
             prefix: the number of tokens (class token, registers) before the cells. Their index is 0 on all axes, so no
                 rotation changes them. Encodings of grids distinguish them from cells by place. Their places come first.
 
@@ -232,7 +243,7 @@ class Positions:
             order: ``seq`` or ``batch seq``. Default: the index, or the slot in the row if there are several axes.
             max_index: as in `after`.
             denominator: the divisor of every index. ``3`` over 2 is position 1.5. `Rotary` has exact angles for such
-                positions, and encodings that count whole tokens raise an error. If the divisor is not 1, the default
+                positions, and encodings that count whole tokens raise an error. If `denominator` is not 1, the default
                 order is the slot in the row.
         """
         max_index = checks.check_max_index(max_index)
@@ -310,7 +321,7 @@ class Positions:
 
     @property
     def order(self) -> Int[Tensor, "batch seq"]:
-        """The number that causal masks compare: a token attends to tokens of equal or smaller order."""
+        """The number that causal masks compare. A token attends to tokens of equal or smaller order."""
         return self.index if self.order_or_none is None else self.order_or_none
 
     def to(self, device: torch.device | str) -> Positions:
@@ -378,7 +389,7 @@ class Positions:
         >>> Positions.packed([2, 1]).mask().int().tolist()
         [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
         """
-        queries, keys = self.paired(k_positions)
+        queries, keys = self.expand_together(k_positions)
         same = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
         return is_allowed(*same, *orders, causal, check_window(window))[:, None]
@@ -387,7 +398,7 @@ class Positions:
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> MaskMod:
         """Return `mask` as a function of (batch, head, query, key) slots, for FlexAttention."""
-        return distances.mask_mod(*self.paired(k_positions), causal, check_window(window))
+        return distances.mask_mod(*self.expand_together(k_positions), causal, check_window(window))
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -395,20 +406,23 @@ class Positions:
         """Return `mask` as a block-sparse mask for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        queries, keys = self.paired(k_positions)
+        queries, keys = self.expand_together(k_positions)
         mask_mod = self.mask_mod(k_positions, causal=causal, window=window)
         return create_block_mask(mask_mod, queries.batch, None, self.seq_len, keys.seq_len, str(self.device))
 
-    def paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
+    def expand_together(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
         """Return the positions of queries and keys, both expanded to the larger batch."""
         keys = self if k_positions is None else k_positions
         batch = max(self.batch, keys.batch)
         return self.expand(batch), keys.expand(batch)
 
-    def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
-        """Return where documents start and the last ends in ``tokens[positions.document >= 0]``, for varlen kernels.
+    paired = Renamed("expand_together")
 
-        The dtype is int32. The length of the result depends on data, so this costs one sync on an accelerator.
+    def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
+        """Return the start of each document, and the end of the last one, for varlen kernels.
+
+        These are int32 indices into ``tokens[positions.document >= 0]``. The length of the result depends on the data,
+        so this costs one sync on an accelerator.
 
         >>> Positions.packed([2, 3], length=6).cu_seqlens()
         tensor([0, 2, 5], dtype=torch.int32)
@@ -456,7 +470,7 @@ class Positions:
 
     def __eq__(self, other: object) -> bool:
         """Return whether every token has the same index, document, order and place in grids of the same sizes."""
-        return equal(self, other) if isinstance(other, Positions) else NotImplemented
+        return are_equal(self, other) if isinstance(other, Positions) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # equality compares tensors, so it cannot be a dictionary key
 
@@ -483,7 +497,7 @@ def positions_or_default(
 ) -> Positions:  # fmt: skip
     """Return the positions, or 0, 1, 2, ... by default. Only this function decides the default.
 
-    Raise `LocantError` if the tokens may be anywhere: for a single token, and for unequal numbers of queries and keys.
+    Raise `LocantError` if the positions are unclear: for a single token, and for unequal numbers of queries and keys.
     Both cases occur in decoding, and a wrong guess would be silent. Raise it also for an encoding with several `axes`.
     `matter` is false if no result depends on the positions.
     """

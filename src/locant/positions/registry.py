@@ -26,7 +26,7 @@ LISTING_ORDER = (
     "nope", "learned", "sinusoidal", "rotary", "xpos", "alibi", "t5", "kerple", "fire", "sandwich", "cope", "shaw",
     "transformer_xl", "deberta",
 )  # fmt: skip
-"""The order of `locant list`. Other encodings follow, sorted by name."""
+"""The encodings that come first in `locant list`, in this order. The others follow, sorted by name."""
 
 
 def encodings() -> dict[str, Kind]:

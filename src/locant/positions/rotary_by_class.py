@@ -6,10 +6,10 @@ attention mask, and has the positions of queries and keys for the rotation. Atte
 outputs are merged by their log-sum-exps.
 
 It costs one rotation of queries and keys per class. A cache holds keys without rotation, so every step rotates all
-cached keys. It was measured on one core, with 8 heads of 64 over 4 key heads and 8 192 tokens. Compared with plain
-causal attention (0.92 s, 40 MB more) it takes 1.15 to 1.3 times the time and 90 to 100 MB. A decoding step takes 5 ms
-instead of 1.1 ms. Forward and backward of 4 096 tokens take 2.8 to 3.2 times the time, because no fused kernel has the
-gradient of a log-sum-exp.
+cached keys. It was measured on one core, with 8 heads of 64 over 4 key heads, in comparison with plain causal
+attention. The forward pass over 8 192 tokens takes 1.1 to 1.3 times the time, and about 100 MB more memory. Forward and
+backward over 4 096 tokens take 1.2 to 1.5 times the time, because no fused kernel has the gradient of a log-sum-exp. A
+decoding step with 8 192 cached keys takes 2.1 to 2.3 times the time.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class PairClass(NamedTuple):
     columns: tuple[int, int | None] = (0, None)
     rotary: Rotary | None = None
 
-    def rotated(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
         """Return the queries and keys of this class, rotated."""
         part = q[:, :, slice(*self.rows)], k[:, :, slice(*self.columns)]
         return part if self.rotary is None else self.rotary.rotate(*part, self.q_at, self.k_at)
 
 
 class RotaryByClass(PositionEncoding):
-    """The base of encodings that rotate a pair by its class. A subclass writes `classes`.
+    """The base class of encodings that rotate a pair by its class. A subclass implements `classes`.
 
     Args:
         rotary: the rotation, which is the same in all classes. Only the positions differ.
@@ -80,7 +80,11 @@ class RotaryByClass(PositionEncoding):
         raise LocantError(f"{type(self).__name__} does not define classes", "def classes(self, positions, k_positions)")
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
-        """Return `classes`. Raise `ShapeError` unless the positions count tokens."""
+        """Return `classes` with their rotation.
+
+        Raises:
+            ShapeError: the positions have several axes, are fractions, or have an order that differs from the index.
+        """
         for each in (positions, *(() if k_positions is None else (k_positions,))):
             each.require_single_axis(type(self).__name__)
             if each.order_or_none is not None:
@@ -102,7 +106,7 @@ class RotaryByClass(PositionEncoding):
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
         temperature = self.rotary.temperature
-        return (q if temperature is None else temperature.scaled(q, positions, inplace=inplace)), k
+        return (q if temperature is None else temperature.scale(q, positions, inplace=inplace)), k
 
     def extra_repr(self) -> str:
         return f"{self.rotary}"
@@ -115,7 +119,7 @@ def products(classes: Sequence[PairClass], q: Queries, k: Keys) -> Float[Tensor,
     """
     total = torch.zeros(*q.shape[:3], k.shape[2], dtype=bias_dtype(q), device=q.device)
     for each in classes:
-        rotated_q, rotated_k = (x.to(total.dtype) for x in each.rotated(q, k))
+        rotated_q, rotated_k = (x.to(total.dtype) for x in each.rotate(q, k))
         scores = rotated_q @ for_query_heads(rotated_k, q.shape[1]).mT
         allowed = each.queries.mask(each.keys, causal=each.causal, window=each.window)
         total[:, :, slice(*each.rows), slice(*each.columns)] += scores.masked_fill(~allowed, 0.0)
@@ -148,7 +152,7 @@ def near_and_far(
     )  # fmt: skip
     if last == 0:
         return [near]
-    earlier = _map_index(positions, lambda index: index - window)  # hides keys fewer than `window` before
+    earlier = _map_index(positions, lambda index: index - window)  # hides keys fewer than `window` tokens before
     queries = replace(
         positions, index=earlier.index, min_index=earlier.min_index, max_index=earlier.max_index,
         start=None if positions.start is None else positions.start - window,

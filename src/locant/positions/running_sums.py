@@ -1,4 +1,4 @@
-"""`RunningSums`: the base of biases that sum a number of every token between the key and the query (FoX, CABLE)."""
+"""`RunningSums`: the base class of biases that sum one number per token between key and query (FoX, CABLE)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ CHUNK_ELEMENTS = 2**22
 
 
 class RunningSums(HiddenBias):
-    """A bias that falls at every token by a function of the product of the token's hidden state and a vector.
+    """A bias that decreases at every token.
+
+    The decrease is a function of the product of the token's hidden state and a vector.
 
     A token needs one number per head, the running sum within its document. The sum is exact, in float64. So neighbours
-    far down a long row still have the right difference, and padded, packed or cached rows have the same bits as single
-    rows. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65 536 tokens.
+    at the end of a long row still have the right difference, and padded, packed or cached rows have the same bits as
+    single rows. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65 536 tokens.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
@@ -86,8 +88,8 @@ class RunningSums(HiddenBias):
 
     far = 0
 
-    def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both sums relative to the first query, because float32 rounds the sums of neighbours to one number."""
+    def far_terms(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return both sums relative to the first query. In float32 the sums of neighbours would be the same number."""
         queries, keys = self._require_both(queries, keys)
         first = queries[:, :, :1]
         of_query, of_key = (x.to(bias_dtype(self.weight)) for x in (queries - first, first - keys))

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, Real, real, whole
+from locant.deprecation import Renamed
 from locant.positions.base import Keys, PositionEncoding, Queries, require_heads, resolve_positions
 from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
@@ -48,11 +49,13 @@ class Temperature:
         steps = (positions.index.clamp(min=0) + self.shift) // self.step
         return torch.log1p(steps.to(dtype)) * self.weight + 1.0
 
-    def scaled(self, q: Queries, positions: Positions, *, inplace: bool = False) -> Queries:
+    def scale(self, q: Queries, positions: Positions, *, inplace: bool = False) -> Queries:
         """Scale the queries and keep their dtype. The factor and the product are float32 or wider."""
         factor = self.of(positions, torch.promote_types(q.dtype, torch.float32))
         scaled = (q * factor[:, None, :, None]).to(q.dtype)
         return q.copy_(scaled) if inplace else scaled
+
+    scaled = Renamed("scale")
 
 
 class Tempered(PositionEncoding):
@@ -66,7 +69,7 @@ class Tempered(PositionEncoding):
     tensor([1.0000, 1.0693])
     """
 
-    def __init__(self, step: int = 8192, weight: float = 0.1) -> None:
+    def __init__(self, step: int = 8192, weight: Real = 0.1) -> None:
         super().__init__()
         self.temperature = Temperature(step=step, weight=weight, shift=1)
 
@@ -82,7 +85,7 @@ class Tempered(PositionEncoding):
         """Scale the queries in their dtype, and return the keys unchanged."""
         positions, _ = resolve_positions(self, q, k, positions, k_positions)
         require_heads("q", q, positions)
-        return self.temperature.scaled(q, positions, inplace=inplace), k
+        return self.temperature.scale(q, positions, inplace=inplace), k
 
     def extra_repr(self) -> str:
         return f"step={self.temperature.step}, weight={literal(self.temperature.weight)}"

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import NamedTuple
 
-from locant.errors import RangeError
+from locant.errors import PythonRemedy, RangeError
 from locant.positions.scaling import SCALINGS, Scaling
 
 SYNONYMS = {
@@ -54,7 +54,7 @@ ONLY_FILLER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(FILLER)))})+")
 """Names that consist of filler, such as ``position_embedding``. Such a name counts only if it is the whole title."""
 
 ORDINARY = frozenset(("linear", "dynamic", "contextual", "polar", "llama3"))
-"""Names that are also ordinary words. Titles of other encodings and of models contain these words."""
+"""Names that are also ordinary words, which occur in titles of other encodings and of models."""
 
 _ENDS = ("", "scaling", "scaled", "scale")
 SCALING_BY_WORD = {
@@ -64,8 +64,8 @@ SCALING_BY_WORD = {
 """Scalings by name without punctuation. Each of `_ENDS` may follow a name."""
 
 
-LONGEST = 200
-"""The length of the longest text that is read as a title."""
+MAX_LENGTH = 200
+"""The largest number of characters of a title. Longer texts are not read as titles."""
 
 
 class Title(NamedTuple):
@@ -87,10 +87,10 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         RangeError: the title may mean several encodings or a variant of an encoding, or it means a scaling or a
             model. The remedy contains the possible calls.
     """
-    if len(title) > LONGEST:
+    if len(title) > MAX_LENGTH:
         return None
     if (call := next((call for part, call in SEVERAL_AXES.items() if part in _letters(title)), None)) is not None:
-        raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", call)
+        raise RangeError(f"got encoding {title!r}, which is rotary with several position axes", _remedy(call, "rotary"))
     encodings, scaling, unknown = _read(title, names)
     if scaling is not None and encodings <= {"rotary"}:
         raise scaling_error(title, scaling)
@@ -98,12 +98,12 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
         return encodings.pop() if len(encodings) == 1 else None
     if several := meanings_of_title(title, names):
         meant = " or ".join(f"locant.encoding({name!r}, ...)" for name in several)
-        raise RangeError(f"got encoding {title!r}, which is a name of several", meant)
+        raise RangeError(f"got encoding {title!r}, which is a name of several", _remedy(meant, *several))
     _refuse_model(title)
     if len(encodings) == 1 and len(unknown) > 2:  # otherwise it is a typing error
         got = f"got encoding {title!r}, which is {(plain := encodings.pop())} with {unknown!r}"
         remedy = f"locant.encoding({plain!r}, ...) if the plain form is meant"
-        raise RangeError(f"{got}, expected a name of locant list", remedy)
+        raise RangeError(f"{got}, expected a name of locant list", _remedy(remedy, plain))
     return None
 
 
@@ -130,10 +130,15 @@ def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
     arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
+    made = f"locant.scaling.{type(example).__name__}({arguments})"
     return RangeError(
         f"got encoding {title!r}, which is a scaling of rotary",
-        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{type(example).__name__}({arguments}))",
+        _remedy(f"locant.encoding('rotary', head_dim=64, scaling={made})", "rotary"),
     )
+
+
+def _remedy(code: str, *encodings: str) -> PythonRemedy:
+    return PythonRemedy(code, encodings=encodings)
 
 
 def _read(title: str, names: Mapping[str, str]) -> Title:
@@ -184,9 +189,9 @@ def _refuse_model(title: str) -> None:
     kinds = position_classes(model_type)
     got, remedy = f"got encoding {title!r}, which is a model", "locant.encoding_from_config of its config.json"
     if not kinds:
-        raise RangeError(f"{got} whose positions depend on its configuration", remedy)
+        words = "use locant explain for its configuration, and a name of locant list here"
+        raise RangeError(f"{got} whose positions depend on its configuration", PythonRemedy(remedy, words=words))
     sizes = "".join(f", {size}=..." for size in kinds[0].sizes())
     call = f"locant.encoding({kinds[0].info.name!r}{sizes})"
-    raise RangeError(
-        f"{got} whose positions are {' or '.join(kind.info.name for kind in kinds)}", f"{call}, or {remedy}"
-    )
+    names = tuple(kind.info.name for kind in kinds)
+    raise RangeError(f"{got} whose positions are {' or '.join(names)}", _remedy(f"{call}, or {remedy}", *names))

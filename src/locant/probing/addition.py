@@ -1,7 +1,7 @@
-"""Measure modules that add a vector to each token by its position: vectors, axis of positions, and last position.
+"""Measure modules that add a vector to each token according to its position.
 
-A call adds a vector if the difference of its results for two inputs is the difference of the inputs, times one number.
-The rest of the result is the vector.
+A call adds a vector if the difference of its results for two inputs is the difference of the inputs times one factor.
+The vector is the result minus the input times this factor. We measure the vectors, their axis, and the last position.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
 from locant.probing.costs import Finding
 from locant.probing.report import Report
-from locant.probing.rotation import NEAR, Block, Rotation, encoding_of, fit_frequencies, wrapped
+from locant.probing.rotation import NEAR, Block, Rotation, find_encoding, fit_frequencies, wrap_angle
 from locant.probing.subject import WIDTH_NAMES, Subject, name_of, refuse_unsteady
 from locant.probing.table_calls import WIDTHS
 from locant.probing.token_calls import CALL_ERRORS, HEADS, NUM_TOKENS, Failures, arguments_of
 from locant.spelling import spell
 
 SAME = 1e-4
-"""The largest difference of equal vectors, relative to the largest number."""
+"""Vectors count as equal up to this difference, relative to the largest number."""
 
 WRONG = 1e-2
 """The smallest error of sinusoidal vectors that causes a warning."""
@@ -37,14 +37,14 @@ WRONG = 1e-2
 FAR = 4096
 """The last position whose vectors are compared with a formula."""
 
-LARGEST = 2**22
+MAX_ELEMENTS = 2**22
 """The largest number of elements in a sequence that is tried."""
 
 SHAPES = {
     (2, 0): "[seq, batch, dim]", (2, 1): "[batch, seq, dim]", (1, 0): "[seq, dim]",
     (3, 0): "[seq, batch, heads, dim]", (3, 1): "[batch, seq, heads, dim]", (3, 2): "[batch, heads, seq, dim]",
 }  # fmt: skip
-"""The shapes of tokens, by the number of axes before the last one and the axis of positions."""
+"""The shapes of tokens, by the number of axes before the last axis and by the axis of positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class AdditionReport(Report):
 
     Args:
         width: the width of a token.
-        tokens: the shape of its tokens, in words.
+        tokens: the shape of tokens, in words.
         along: the axes of positions, usually one.
         given: whether the module takes positions. Otherwise it counts tokens from 0.
         factor: the factor by which tokens are multiplied before the vector is added.
@@ -73,7 +73,7 @@ class AdditionReport(Report):
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"at positions up to {self.far:,}"
 
     def _facts(self) -> Iterator[str]:
@@ -111,7 +111,7 @@ class AdditionReport(Report):
 
 
 class _Call(NamedTuple):
-    """A calling convention, with the sizes of tokens (without the width), and the axis of positions."""
+    """A calling convention, with the axis sizes of tokens (without the width) and the axis of positions."""
 
     called: str
     add: Callable[[Tensor, Tensor], Any]
@@ -131,7 +131,7 @@ class _Call(NamedTuple):
         return result.double()
 
     def rows(self, positions: Tensor, axis: int) -> Tensor:
-        """Return the added vectors ``[positions, width]``, from tokens of zeros, so that no sum rounds them."""
+        """Return the added vectors ``[positions, width]``. The tokens are zeros, so that no sum rounds the vectors."""
         sizes = [1] * len(self.sizes)
         sizes[axis] = len(positions) if self.axis is not None else int(positions.max()) + 1
         sizes = [*self.sizes] if self.is_fixed else sizes
@@ -151,7 +151,7 @@ def is_addition(subject: Subject) -> bool:
 
 
 def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None:
-    """Return the factor of tokens before a vector is added, or ``None`` if the results are not such sums."""
+    """Return the factor of tokens in a sum of tokens and a vector, or ``None`` if the results are not such sums."""
     moved, change = results[0] - results[1], (inputs[0] - inputs[1]).expand_as(results[0])
     factor = float((moved * change).sum() / change.square().sum())
     least = SAME * max(float(each.abs().max()) for each in (*results, *inputs))
@@ -163,7 +163,7 @@ def _factor(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> float | None
 def addition_report(
     target: Any, expected: PositionEncoding | None, head_dim: int | None, failures: Failures
 ) -> AdditionReport | None:
-    """Return a report on the added vectors, or ``None`` if they do not depend on positions alone."""
+    """Return a report on the added vectors, or ``None`` if no call adds vectors that depend only on positions."""
     measured: set[str] = set()
     for call in _calls(target, head_dim):
         if call.called in measured:  # it was measured with another width
@@ -183,13 +183,13 @@ def addition_report(
             continue
         measured.add(call.called)
         added = results[0] - factor * inputs[0].double()
-        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies(added, axis)]
+        varying = [axis for axis, size in enumerate(call.sizes) if size > 1 and _varies_along(added, axis)]
         if varying and call.axis in (None, *varying):
             return _report(target, call, tuple(varying), factor, expected)
     return None
 
 
-def _varies(added: Tensor, axis: int) -> bool:
+def _varies_along(added: Tensor, axis: int) -> bool:
     first = added.narrow(axis, 0, 1)
     return float((added - first).abs().max()) > SAME * float(added.abs().max())
 
@@ -261,7 +261,7 @@ def _report(
 
 
 def _end(call: _Call, axis: int) -> tuple[int, str | None]:
-    """Return the last position that has a vector, and the error of the next position."""
+    """Return the last position that has a vector, and the error of the next position, if an error was found."""
     if call.is_fixed:
         return call.sizes[axis] - 1, None
 
@@ -272,7 +272,7 @@ def _end(call: _Call, axis: int) -> tuple[int, str | None]:
             return type(error).__name__
         return None
 
-    limit = MAX_INT32 if call.axis is not None else LARGEST // call.width - 1
+    limit = MAX_INT32 if call.axis is not None else MAX_ELEMENTS // call.width - 1
     low, high = NUM_TOKENS - 1, 2 * NUM_TOKENS
     ended = error_at(high := min(high, limit))
     while ended is None and high < limit:
@@ -292,7 +292,10 @@ def _vectors(encoding: PositionEncoding, count: int) -> Tensor:
 
 
 def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
-    """Return the encoding with these vectors, or ``None`` if there is none. Sines and cosines are read as angles."""
+    """Return the sinusoidal encoding with these vectors, or ``None`` if there is none.
+
+    Each sine and its cosine give an angle, and the angles give the frequencies.
+    """
     width, steps = rows.shape[1], [step for step in NEAR if step < len(rows)]
     if width % 2 or len(steps) < 2:
         return None
@@ -303,7 +306,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
         scale = float(parts.square().sum(1).sqrt().median())
         for first, sine, cosine in orders:
             angles = torch.atan2(parts[:, sine], parts[:, cosine])
-            frequencies, bent = fit_frequencies(wrapped(angles), steps, 1)
+            frequencies, bent = fit_frequencies(wrap_angle(angles), steps, 1)
             speeds, offsets = frequencies[:, 0].tolist(), angles[0].tolist()
             half = width // 2
             blocks = tuple(
@@ -313,7 +316,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
             rotation = Rotation(
                 blocks=blocks, mixed=2, factor=1.0, change=0.0, bent=bent, order=None, num_heads=None, same_heads=True,
             )  # fmt: skip
-            ladder = encoding_of(rotation, width, 1) if min(speeds) > 0 else None
+            ladder = find_encoding(rotation, width, 1) if min(speeds) > 0 else None
             begin = rotation.begin
             if not isinstance(ladder, Rotary) or not isinstance(ladder.scaling, Unscaled) or begin is None:
                 continue
@@ -330,7 +333,7 @@ def _sinusoidal(rows: Tensor) -> Sinusoidal | None:
 
 
 def _differences(rows: Tensor | None, expected: PositionEncoding) -> Iterator[str]:
-    """Yield differences of the vectors from an encoding."""
+    """Yield the differences between the vectors and the vectors of an encoding."""
     if "embed" not in expected.methods():
         yield "it adds vectors to tokens, and the encoding does not"
         return

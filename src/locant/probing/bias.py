@@ -1,4 +1,4 @@
-"""Measure a bias that is added to attention scores: its dependence on distances, its slopes, and its buckets."""
+"""Measure the slopes, buckets and dependence on distances of a bias that is added to attention scores."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
 from locant.probing.costs import Finding
-from locant.probing.report import Report, some
+from locant.probing.report import Report, first_and_last
 from locant.probing.subject import name_of, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, Failures, UnusableError, function_of
 from locant.spelling import dtype_name
 
-BIASED = 300
-"""The number of tokens whose bias is measured. It exceeds most buckets and the integers that bfloat16 holds exactly."""
+NUM_TOKENS = 300
+"""The number of tokens whose bias is measured. It exceeds most bucket counts and bfloat16's range of exact integers."""
 
 FAR = 4096
 """The length of the row and the column in which we look for buckets, if the target can return them."""
 
 UNBOUNDED = 2 * FAR
-"""A `max_distance` that the measured values do not distinguish from larger ones."""
+"""A `max_distance` that the measured values do not distinguish from a larger one."""
 
 HIDDEN = -1e4
 SAME = 1e-5
@@ -44,18 +44,20 @@ class BiasReport(Report):
     Args:
         num_heads: the number of heads.
         of_distance: whether the bias depends only on the distance.
-        up_to_rows: whether it depends only on the distance, up to a constant per row, which softmax ignores.
+        up_to_rows: whether the bias depends only on the distance, apart from a constant per row that softmax ignores.
         causal: whether later keys are hidden.
         symmetric: whether earlier and later keys at the same distance have the same bias.
         slopes: the slope of each head if the bias is linear in the distance, else ``None``.
-        slopes_of: the number of heads of an ALiBi with these slopes, and the first of its heads that has one of them,
-            or ``None`` if there is no such ALiBi.
-        buckets: the numbers of values for earlier and for later keys, if there are fewer values than distances.
+        slopes_of: the number of heads of an ALiBi that contains these slopes, and the number of the head with the first
+            slope, or ``None`` if there is no such ALiBi.
+        buckets: the numbers of different values for earlier and for later keys, if the bias is not linear and one of
+            these numbers is less than half the number of distances.
         farthest: the largest distance at which buckets were measured.
-        alike: all settings of the encoding that give the same buckets up to `farthest`, empty if there is only one.
-        of_all: whether the encoding agrees at all keys that are not hidden, not only at earlier keys.
+        alike: all settings of the encoding that give the same buckets up to `farthest`. Empty if there is only one
+            setting.
+        of_all: whether the encoding agrees at later keys too, if these are not hidden.
         cached: whether a call with one query returns the last row of the matrix, or ``None`` if such a call fails.
-        rounded: the dtype that rounds the bias to steps, so that neighbouring distances share a value.
+        rounded: the dtype to which the bias is rounded, so that far distances share a value, or ``None``.
     """
 
     num_heads: int
@@ -74,19 +76,21 @@ class BiasReport(Report):
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
-        return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
+        """A description of what was compared with the encoding."""
+        return f"among {NUM_TOKENS} tokens" + (
+            "" if self.of_all else ", for earlier keys alone: a causal mask is needed"
+        )
 
     def _facts(self) -> Iterator[str]:
         yield f"It adds a bias to the scores of {self.num_heads} heads."
         if self.of_distance:
-            yield f"Among {BIASED} tokens the bias is a function of the distance alone."
+            yield f"Among {NUM_TOKENS} tokens the bias is a function of the distance alone."
         elif self.up_to_rows:
             constant = "up to a constant per row, which softmax does not see"
-            yield f"Among {BIASED} tokens the bias is a function of the distance, {constant}."
+            yield f"Among {NUM_TOKENS} tokens the bias is a function of the distance, {constant}."
         yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
         if self.slopes is not None:
-            yield f"It falls linearly with the distance, with slopes {some(self.slopes)}."
+            yield f"It falls linearly with the distance, with slopes {first_and_last(self.slopes)}."
             if self.slopes_of is not None and self.slopes_of[0] > self.num_heads:
                 total, first = self.slopes_of
                 heads = f"heads {first} to {first + self.num_heads - 1} of {total}"
@@ -105,7 +109,7 @@ class BiasReport(Report):
         if self.slopes is not None and min(self.slopes) < 0:
             yield Finding("Far tokens count more than near ones: the sign of the slopes is reversed.")
         elif self.slopes is not None and self.slopes_of is None and self.expected is None:
-            usual = some(alibi_slopes(self.num_heads))
+            usual = first_and_last(alibi_slopes(self.num_heads))
             text = f"The slopes follow no known rule: ALiBi has {usual} for {self.num_heads} heads"
             powers = [2.0 ** (-8 * (head + 1) / self.num_heads) for head in range(self.num_heads)]
             if _are_equal(self.slopes, powers):
@@ -128,7 +132,7 @@ def _are_equal(slopes: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def _find_alibi(slopes: Sequence[float]) -> tuple[int, int] | None:
-    """Return the number of heads of an ALiBi that contains these slopes, and the first of these heads, or ``None``."""
+    """Return the number of heads of an ALiBi that contains these slopes, and the first such head, or ``None``."""
     count = len(slopes)
     for num_heads in (count, *(count * times for times in (2, 3, 4, 5, 6, 8, 10, 12, 16, 32, 64))):
         usual = alibi_slopes(num_heads)
@@ -149,9 +153,9 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
             failures.setdefault(called, error)
     else:
         return None
-    whole = bias_of(BIASED, BIASED)
-    refuse_unsteady(target, whole, bias_of(BIASED, BIASED))
-    later = torch.ones(BIASED, BIASED, dtype=torch.bool).triu(1)
+    whole = bias_of(NUM_TOKENS, NUM_TOKENS)
+    refuse_unsteady(target, whole, bias_of(NUM_TOKENS, NUM_TOKENS))
+    later = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).triu(1)
     hidden = whole <= HIDDEN
     causal = bool(hidden[:, later].all()) and not bool(hidden[:, ~later].any())
     visible = whole.masked_fill(hidden, torch.nan)
@@ -166,16 +170,16 @@ def bias_report(target: Any, expected: PositionEncoding | None, failures: Failur
         usual = torch.allclose(slopes, torch.tensor(alibi_slopes(len(whole)), dtype=torch.float64), rtol=1e-5)
         encoding = ALiBi(len(whole)) if usual else ALiBi(len(whole), slopes=slopes.tolist())
     elif of_distance:
-        encoding, alike = _bucketed(earlier, None if causal else after)
+        encoding, alike = _find_t5(earlier, None if causal else after)
     if encoding is not None:
-        errors = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
+        errors = (_relative(encoding.matrix(NUM_TOKENS).double()) - relative).abs().masked_fill(hidden, 0)
         of_all = float(errors.max()) <= SAME * _largest(relative)
         agrees = float((errors if of_all else errors[:, ~later]).max())
     return BiasReport(
         subject=name_of(target), called=called, encoding=encoding, agrees=agrees, of_all=of_all, alike=alike,
         expected=expected, differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
         num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
-        symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
+        symmetric=not causal and torch.allclose(earlier[:, :NUM_TOKENS], after[:, :NUM_TOKENS], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
         slopes_of=None if slopes is None else _find_alibi(slopes.tolist()),
         buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
@@ -208,7 +212,7 @@ def _bias(call: BiasOf, query_len: int, key_len: int) -> Tensor:
 
 
 def _relative(bias: Tensor) -> Tensor:
-    """Return the bias relative to the query's own token. Softmax ignores this constant per row."""
+    """Return the bias minus the bias of the query's own token. Softmax ignores such a constant per row."""
     return bias - bias.diagonal(dim1=1, dim2=2)[..., None]
 
 
@@ -227,7 +231,10 @@ def _sides(bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values up to distance `FAR`, from a row and a column that agree with the matrix, in either order."""
+    """Return the values of earlier keys and of later keys, up to distance `FAR` if a long row or column has them.
+
+    Such a row or column must begin with the values in the matrix, in its own or in reverse order.
+    """
     lines: list[Tensor] = []
     for queries, keys in ((1, FAR), (FAR, 1)):
         try:
@@ -237,14 +244,14 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
         line = line.masked_fill(line <= HIDDEN, torch.nan)
         lines += [line, line.flip(-1)]
     same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-    earlier, after = (next((line for line in lines if same(line[:, :BIASED], side)), side) for side in _sides(bias))
+    earlier, after = (next((line for line in lines if same(line[:, :NUM_TOKENS], side)), side) for side in _sides(bias))
     return earlier, after
 
 
 def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
     """Return the slope of each head and the dtype that rounds the bias.
 
-    Each is ``None`` if the bias is not linear, and the dtype also if the bias is not rounded.
+    Both are ``None`` if the bias is not linear. The dtype is also ``None`` if the bias is not rounded.
     """
     slopes = -earlier[:, 1]
     line = -slopes[:, None] * torch.arange(earlier.shape[1])
@@ -263,14 +270,14 @@ def _count_values(curves: Tensor) -> int:
 
 def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
     try:
-        newest = bias_of(1, BIASED)
+        newest = bias_of(1, NUM_TOKENS)
     except CALL_ERRORS:
         return None
     return torch.allclose((newest - newest[..., -1:])[:, 0], relative[:, -1], atol=SAME, equal_nan=True)
 
 
 class _Buckets(NamedTuple):
-    """T5's buckets, and the range of `max_distance` that gives them. The end of the range may be `UNBOUNDED`."""
+    """T5's buckets, and the range of `max_distance` that gives these buckets. The range may end at `UNBOUNDED`."""
 
     bidirectional: bool
     num_buckets: int
@@ -285,14 +292,14 @@ class _Buckets(NamedTuple):
 
     @property
     def oddity(self) -> tuple[bool, bool, int]:
-        """Return a sort key that is smallest for the usual settings, 128 tokens and a power of two."""
+        """A sort key. It is smallest for a `max_distance` of 128 and a power of two as the number of buckets."""
         return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
 
 
-def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
+def _find_t5(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
     """Return T5's bias with the measured table, and all settings with the same buckets, if there are several.
 
-    `after` is ``None`` if later keys are hidden.
+    If no settings give these buckets, return ``None``. `after` is ``None`` if later keys are hidden.
     """
     starts = _starts(earlier)
     one_way = after is None or bool((after == after[:, :1]).all())
@@ -319,18 +326,18 @@ def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding |
 
 
 def _starts(side: Tensor) -> list[int]:
-    """Return the distances of 1 or more whose value in some head differs from the value at the previous distance."""
+    """Return each distance at which the value of some head differs from its value at the previous distance."""
     return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
 
 
 def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield numbers of buckets of one side, with the first and the last `max_distance` whose buckets have these starts.
+    """Yield each possible number of buckets of one side, with the range of `max_distance` that gives these starts.
 
     Each bucket in the first half of T5's buckets holds one distance. So this half does not have more buckets than there
-    are distances with their own value.
+    are distances with a separate value.
     """
     num_single = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
-    if not starts or num_single >= count:  # one value, or a value for each distance: no buckets
+    if not starts or num_single >= count:  # all distances have one value, or each has a separate one
         return
     ends = torch.tensor([*starts, count], dtype=torch.float64) - 1
     firsts = torch.tensor([0, *starts], dtype=torch.float64)
@@ -341,7 +348,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
             return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
 
         far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
-        for least in (len(starts) - 1, 0):  # test the last bucket first, which few pass
+        for least in (len(starts) - 1, 0):  # few values of `far` pass the test of the last bucket
             first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
             far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
         if len(far):
@@ -349,7 +356,7 @@ def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -> list[str]:
-    other = expected.matrix(BIASED).double()
+    other = expected.matrix(NUM_TOKENS).double()
     if len(other) != len(relative):
         return [f"it has {len(relative)} heads"]
     other = _relative(other)
@@ -360,6 +367,6 @@ def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -
         return ["earlier and later keys are exchanged"]
     wrong = errors.gt(SAME)
     heads = wrong.any(2).any(1).nonzero()[:, 0]
-    rows = torch.arange(BIASED)
+    rows = torch.arange(NUM_TOKENS)
     distance = int((rows[:, None] - rows).abs()[wrong[heads[0]]].min())
     return [f"the biases of {len(heads)} heads differ, in head {int(heads[0])} from distance {distance} on"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from locant import position_costs
 
-OF_ROUNDINGS = {
+ROUNDING_COSTS = {
     "bfloat16 frequencies": "frequencies-bfloat16",
     "float16 frequencies": "frequencies-float16",
     "positions counted in bfloat16": "positions-bfloat16",
@@ -27,12 +27,12 @@ class Finding(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Return the sort key."""
+        """The sort key."""
         return position_costs.rank(self.kind, self.harms)
 
     @property
     def matters(self) -> bool:
-        """Return whether this deserves a warning."""
+        """Whether the problem deserves a warning."""
         return position_costs.matters(self.kind, self.harms)
 
     def __str__(self) -> str:

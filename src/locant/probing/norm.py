@@ -1,8 +1,8 @@
 """Measure the norm that a fused kernel applies to each head, and undo it to measure the rotation.
 
-Position 0 is not rotated, so it shows only the norm. We compare it with the right norm, and with the norm after every
-known mistake. Then we undo the norm: we pass tokens that become the vector to rotate when they are normed. In this way
-we measure all properties of a rotation, even if a norm comes first.
+Position 0 is not rotated, so it shows only the norm. We compare it with the right norm, and with the result of every
+known mistake. To undo the norm, we pass tokens whose normed values are the vectors to rotate. In this way we measure
+all properties of a rotation, even if a norm comes first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
 """The sizes of tokens to norm. Small tokens show the eps."""
 
 EXPLAINED = 3e-5
-"""The largest difference of a normed head from a norm that explains it, relative to its largest entry."""
+"""A norm explains a normed head if no entry differs by more than this, relative to the largest entry."""
 
 DIGITS = (1, 2, 4, 7)
 """The numbers of digits to which we round a measured eps, the smallest first. An intended eps has few digits."""
 
 TINY = 1e-30
 LENGTHS = 1e-3
-"""The largest relative change of a token's length in a rotation."""
+"""A rotation changes the length of a token by at most this share."""
 
 Kind = Literal["rms", "all heads", "mean", "length", "none"]
 KINDS: dict[Kind, str] = {
@@ -69,6 +69,8 @@ class Norm:
         weights: a description of the mistake in the weights, empty if there is none.
         eps: the number that is added to the mean square.
         outside: whether eps is added to the root of the mean square instead.
+        kind: a key of `KINDS`.
+        rounding: a key of `ROUNDED`.
     """
 
     weight: Tensor
@@ -116,7 +118,7 @@ class NormReport:
     should_follow: bool
 
     def facts(self) -> Iterator[str]:
-        """Yield sentences about the right norms."""
+        """Yield a sentence about the norms that are right, if any."""
         right = [side for side, wrong in zip(SIDES, self.wrong, strict=True) if not wrong]
         if right:
             order = "after" if self.should_follow else "before"
@@ -137,7 +139,7 @@ def weights_of(norm: Any, width: int | None, plus_one: bool) -> tuple[Tensor, Te
     """Return the factors of queries and of keys from the argument `norm`, in float64.
 
     Raises:
-        RangeError: `norm` is not a tensor or a pair of tensors ``[head_dim]``, or has zeros, which cannot be undone.
+        RangeError: `norm` is not a tensor or a pair of tensors ``[head_dim]``, or a factor is 0 and cannot be undone.
     """
     pair = (norm, norm) if isinstance(norm, Tensor) else norm
     is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
@@ -162,8 +164,8 @@ def without_norm(
     x = _tokens(subject)
     sides = [side.double() for side in subject.rotate(x.clone(), subject.index(0))]
     expected = [Norm(weight=weight, weights="", eps=eps) for weight in weights]
-    off = tuple(_apart(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
-    norms = [_explained(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
+    off = tuple(_relative_error(side, norm(x.double())) for side, norm in zip(sides, expected, strict=True))
+    norms = [_find_norm(sides[side], x.double(), expected, side, plus_one) for side in (0, 1)]
     for name, norm in zip(SIDES, norms, strict=True):
         if norm is not None and norm.kind == "mean":
             call = subject.convention.notation
@@ -173,7 +175,7 @@ def without_norm(
     after = tuple(_comes_after(subject, norm, side) for side, norm in enumerate(undone))
     misplaced = [each is not None and each != should_follow for each in after]
     wrong = tuple(
-        (*_wrong(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
+        (*_describe_mistakes(*each[:3]), *(FOLLOWS if each[3] else PRECEDES for _ in range(each[4])))
         for each in zip(norms, expected, off, after, misplaced, strict=True)
     )
     convention = replace(subject.convention, call=_without_norms(subject.convention, undone, after), undoes_norm=True)
@@ -192,12 +194,12 @@ def _tokens(subject: Subject) -> Tensor:
     return (x + 0.3) * torch.tensor(SIZES)[:, None, None, None]  # with a mean other than 0
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _relative_error(one: Tensor, other: Tensor) -> float:
     largest = other.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     return float(((one - other).abs() / largest).max())
 
 
-def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
+def _find_norm(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, plus_one: bool) -> Norm | None:
     """Return the norm with the fewest mistakes that gives these heads, or ``None`` if no known norm does."""
     right, other = expected[number], expected[1 - number]
     weights = {"": right.weight, "the weights are those of the other side": other.weight}
@@ -220,11 +222,11 @@ def _explained(side: Tensor, x: Tensor, expected: Sequence[Norm], number: int, p
         is_eps = norm.eps == right.eps and not norm.outside
         return bool(norm.weights) + (not is_eps) + (norm.kind != "rms") + bool(norm.rounding)
 
-    return next((norm for norm in sorted(norms, key=count_mistakes) if _gives(norm, x, side)), None)
+    return next((norm for norm in sorted(norms, key=count_mistakes) if _reproduces(norm, x, side)), None)
 
 
 def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tuple[float, bool]]:
-    """Return the expected eps, 0, and each eps that the smallest tokens show, and whether it is outside of the root."""
+    """Return each possible eps, and whether it is outside of the root. The smallest token shows the measured values."""
     if bare.kind == "none":
         return [(expected, False)]
     token, normed = x[-1:], side[-1:]
@@ -239,13 +241,13 @@ def _epsilons(bare: Norm, expected: float, x: Tensor, side: Tensor) -> list[tupl
     return [*dict.fromkeys(epsilons)]
 
 
-def _gives(norm: Norm, x: Tensor, side: Tensor) -> bool:
+def _reproduces(norm: Norm, x: Tensor, side: Tensor) -> bool:
     other = norm(x)
     largest = other.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     within = (side - other).abs() <= EXPLAINED * largest
     return (
         bool(within.all()) if not norm.rounding else float(within.double().mean()) > 0.98
-    )  # a few may be rounded differently
+    )  # a few entries may be rounded differently
 
 
 def _without_norms(convention: Convention, norms: Sequence[Norm], after: Sequence[bool | None]) -> Any:
@@ -256,11 +258,11 @@ def _without_norms(convention: Convention, norms: Sequence[Norm], after: Sequenc
         for side, norm in enumerate(norms):
             tokens = wide if after[side] else wide / norm.weight
             size = tokens.square().mean((1, 3), keepdim=True).sqrt().clamp(min=TINY)
-            tokens = (16 * tokens / size).to(x.dtype)  # far from any eps
+            tokens = (16 * tokens / size).to(x.dtype)  # much larger than any eps
             rotated, normed = convention.call(target, tokens.clone(), index)[side].double(), tokens.double()
             if after[side]:
                 rotated = rotated * norm.size(normed) / norm.weight * size / 16
-            else:  # a rounding of tokens on one axis changes only the length
+            else:  # if tokens lie on one axis, rounding changes only their length
                 lengths = [each.norm(dim=-1, keepdim=True).clamp(min=TINY) for each in (wide, norm(normed))]
                 rotated = rotated * lengths[0] / lengths[1]
             sides.append(rotated.to(x.dtype))
@@ -292,7 +294,7 @@ def _describe(norm: Norm) -> str:
     return ", ".join([eps, *(each for each in words if each)])
 
 
-def _wrong(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
+def _describe_mistakes(norm: Norm | None, right: Norm, off: float) -> Iterator[str]:
     if norm is None:
         if not math.isfinite(off) or off > EXPLAINED:
             phrase = f"at position 0 it is up to {spell(off, 2)} of the largest number off"

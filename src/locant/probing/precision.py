@@ -1,8 +1,8 @@
 """Measure the errors of angles at positions up to 2^31 - 1, and whether angles depend on more than the position.
 
 The true angles come from the encoding that has the measured frequencies, in float64. Frequencies without a formula are
-only as exact as the measurement. So for them we do not report errors, but whether angles grow evenly. Angles may also
-depend on neighbours, the length, other rows, or earlier calls.
+only as exact as the measurement. For these we do not report errors. Instead we report whether angles grow evenly.
+Angles may also depend on neighbours, the length, other rows, or earlier calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import Unscaled
-from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
+from locant.probing.rotation import NEAR, Rotation, is_recognised, wrap_angle
 from locant.probing.subject import Subject, refuse_unsteady
 from locant.probing.token_calls import CALL_ERRORS, HEADS
 
@@ -36,7 +36,7 @@ MOST_ELEMENTS = 2**23
 """The largest tensor that a call may make. If a target makes a table of all positions, this limits the positions."""
 
 EXPLAINED = 4e-6
-"""The largest difference of angles from a rounding that explains them. Angles from float32 are exact to 1e-7."""
+"""A rounding explains angles if it predicts them up to this difference. Float32 results give angles exact to 1e-7."""
 
 READ_OFF, READ_OFF_NARROW = 5e-7, 1.2e-2
 """The largest error of an angle that is computed from float32 results, and from bfloat16 results."""
@@ -47,7 +47,7 @@ FLOAT64 = "float64(position) x float32(frequency)"
 COUNTED_IN_FLOAT32 = "positions counted in float32"
 IN_FLOAT32 = "arithmetic in float32"
 UNHARMED = (EXACT, FLOAT32, FLOAT64, COUNTED_IN_FLOAT32, IN_FLOAT32)
-"""Roundings that are not mistakes, because models are trained with them or because they are not worse."""
+"""Roundings that are not mistakes, because models are trained with them or because they are at least as exact."""
 
 RESTARTS = "positions that start again at {:,}"
 
@@ -57,7 +57,7 @@ FEW_ROUNDINGS = 2.0**-21
 """The largest relative error of an angle after a few operations in float32."""
 
 ULPS = 4
-"""The largest difference of float32 frequencies, in units in the last place, because power functions differ."""
+"""The number of units in the last place by which float32 frequencies may differ, because power functions differ."""
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -82,14 +82,14 @@ ROUNDINGS: tuple[tuple[str, Dtypes], ...] = (
 """Possible dtypes of positions, of frequencies and of their product, the most exact first."""
 
 SAME = 1e-4
-"""The largest difference of two equal rotations at small positions. Wrong ones differ by much more."""
+"""Rotations at small positions count as equal up to this difference. Wrong rotations differ by much more."""
 
 SHORT = 8
 LONGEST = 2**18
-CROWD = 5200
+MANY_TOKENS = 5200
 """A number of tokens for which code may choose another kernel."""
 
-COUNTED = 2048
+MAX_COUNTED = 2048
 """The largest number of tokens in one call of a target that counts positions."""
 
 
@@ -112,7 +112,7 @@ def precision_of(
     signed = {tuple(sorted(pair)): each if pair[0] < pair[1] else -each for pair, each in rows}
     true = torch.tensor([signed[block.dims] for block in rotation.blocks], dtype=torch.float64)
     index, measured, errors, ended = _errors(subject, rotation, angles)
-    near, casts, narrow, sampled = subject.within(min(CAST_UP_TO, int(index[-1]))), {}, None, False
+    near, casts, narrow, sampled = subject.with_limit(min(CAST_UP_TO, int(index[-1]))), {}, None, False
     for name, dtype in NARROW.items() if subject.original is not None else ():
         with contextlib.suppress(*CALL_ERRORS):
             cast_subject = near.fresh_copy(dtype)
@@ -125,7 +125,7 @@ def precision_of(
             places, cast, _, _ = _errors(near, rotation, angles, torch.bfloat16)
             narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
     rounding = _rounding(measured, index, rotation, true, is_measured=is_measured, is_scaled=is_scaled)
-    uneven = _uneven(measured, index, true, NEAR[-1]) if is_measured and rounding not in UNHARMED else None
+    uneven = _first_uneven(measured, index, true, NEAR[-1]) if is_measured and rounding not in UNHARMED else None
     return {
         "errors": {} if is_measured else errors, "last": int(index[-1]), "rounding": rounding, "uneven": uneven,
         "casts": casts, "sampled": sampled, "narrow": narrow, "ended": ended,
@@ -135,9 +135,9 @@ def precision_of(
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float], str | None]:
-    """Return positions, their angles ``[positions, pairs]``, the largest error at each position, and a name.
+    """Return positions, angles ``[positions, pairs]``, the largest error at each position, and an exception's name.
 
-    This is the name of the error that the position after the last one raises, or ``None`` if there is no error.
+    The target raises this exception after the last position. The name is ``None`` if no position failed.
     """
     measure, ended = _angle_reader(rotation, encoding, subject, dtype), None
     errors: dict[int, float] = {}
@@ -152,11 +152,11 @@ def _errors(
             except MemoryError:
                 break
             except CALL_ERRORS as error:
-                if ended is None and errors:  # the last position is between two tried ones
+                if ended is None and errors:  # the last position is between two tried positions
                     ended, queue = type(error).__name__, [_last_place(subject, max(errors), place)]
                     continue
                 break
-        errors[place] = float(wrapped(angles - truth).abs().max())
+        errors[place] = float(wrap_angle(angles - truth).abs().max())
         rows.append(angles)
         if sizes.largest > max(MOST_ELEMENTS // 16, before):  # the next tensor would be 16 times as large
             break
@@ -180,7 +180,7 @@ def _last_place(subject: Subject, works: int, fails: int) -> int:
 
 
 def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> float | None:
-    """Return the largest error of an angle at any position, or ``None`` if no call can take all positions."""
+    """Return the largest error of an angle at any position, or ``None`` if no single call can take all positions."""
     if subject.convention.one_by_one:
         return None
     try:
@@ -188,7 +188,7 @@ def _largest_error(subject: Subject, rotation: Rotation, encoding: Rotary) -> fl
         angles, truth = _angle_reader(rotation, encoding, subject, torch.float32)(index)
     except CALL_ERRORS:
         return None
-    return float(wrapped(angles - truth).abs().max())
+    return float(wrap_angle(angles - truth).abs().max())
 
 
 def _angle_reader(
@@ -206,7 +206,7 @@ def _angle_reader(
     def read(index: Tensor) -> tuple[Tensor, Tensor]:
         tokens = x.expand(-1, -1, index.shape[1], -1)
         rotated = subject.rotate(tokens.to(dtype).clone(), index)[0]
-        angles = angles_of(rotation.in_order(rotated)) - _offsets(rotation)
+        angles = angles_of(rotation.reorder_to_input(rotated)) - _offsets(rotation)
         truth = encoding.rotate_one(tokens, Positions.of(index if subject.axes > 1 else index[..., 0]))
         return angles, angles_of(truth)
 
@@ -217,16 +217,16 @@ def _offsets(rotation: Rotation) -> Tensor:
     return torch.tensor([block.offset for block in rotation.blocks], dtype=torch.float64)
 
 
-def _uneven(
+def _first_uneven(
     angles: Tensor, index: Tensor, frequencies: Tensor, farthest: int, share: float = FEW_ROUNDINGS
 ) -> tuple[int, float] | None:
-    """Return the first position whose angles do not fit the frequencies of earlier positions, and their error.
+    """Return the first position whose angles do not fit the frequencies of earlier positions, and the largest error.
 
-    The frequencies were measured at positions up to `farthest`. Each farther position that fits makes them more exact.
-    An angle may have a relative error of `share`.
+    The frequencies were measured at positions up to `farthest`. Each farther position that fits makes the frequencies
+    more exact. An angle may have a relative error of `share`.
     """
     for place, row in zip(index.tolist(), angles, strict=True):
-        apart = wrapped(row - place * frequencies)
+        apart = wrap_angle(row - place * frequencies)
         if bool((apart.abs() > READ_OFF * (1 + place / farthest) + share * place * frequencies.abs()).any()):
             return place, float(apart.abs().max())
         if place > farthest:
@@ -240,15 +240,16 @@ def _rounding(
 ) -> str | None:  # fmt: skip
     """Return the rounding that gives these angles ``[positions, pairs]``, or ``None`` if no known rounding does.
 
-    Cosines of narrow angles are also narrow, and this changes the angle that we compute from them. Measured frequencies
-    count as exact if angles grow evenly. Scaled frequencies may have one more rounding.
+    A target that computes angles in a narrow dtype also rounds their cosines. This changes the angles that we compute
+    from the cosines. Measured frequencies count as exact if angles grow evenly. Scaled frequencies may have one more
+    rounding.
     """
-    if is_measured and _uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
+    if is_measured and _first_uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
     begin = rotation.begin
     if begin and begin.is_integer():
         index, angles = index + int(begin), angles + _offsets(rotation)
-    exact = wrapped(index[:, None].double() * frequencies - angles).abs()
+    exact = wrap_angle(index[:, None].double() * frequencies - angles).abs()
     if float(exact.max()) <= within:
         return EXACT
     ends = [torch.full_like(frequencies, end).float() for end in (torch.inf, -torch.inf)]
@@ -260,25 +261,25 @@ def _rounding(
             wide = torch.promote_types(index_dtype, frequency_dtype)
             product = index[:, None].to(index_dtype).to(wide) * speeds.to(frequency_dtype).to(wide)
             product = product.to(product_dtype)
-            apart = wrapped(product.double() - angles).abs()
+            apart = wrap_angle(product.double() - angles).abs()
             apart = apart.masked_fill(~product.isfinite() & ~angles.isfinite(), 0.0)  # float16 ends at 65,504
             if float(apart.amax(1).amin(0).max()) <= (within if name in UNHARMED else allowed):
                 return name
         if allowed == within:
             is_close = exact <= within + FEW_ROUNDINGS * index[:, None] * frequencies.abs()
-            is_even = is_measured and _uneven(angles, index, frequencies, NEAR[-1]) is None
+            is_even = is_measured and _first_uneven(angles, index, frequencies, NEAR[-1]) is None
             if is_even or (is_scaled and bool(is_close.all())):
                 return IN_FLOAT32
             for length in (2**power for power in range(6, 21)):
                 restarted = (index % length)[:, None].double() * frequencies
                 allowance = within + FEW_ROUNDINGS * restarted.abs()
-                if length < int(index[-1]) and bool((wrapped(restarted - angles).abs() <= allowance).all()):
+                if length < int(index[-1]) and bool((wrap_angle(restarted - angles).abs() <= allowance).all()):
                     return RESTARTS.format(length)
     return None
 
 
 class _Largest(TorchDispatchMode):
-    """Record the number of elements of the largest tensor that is made."""
+    """A dispatch mode that records the number of elements of the largest tensor that is made."""
 
     largest = 0
 
@@ -292,16 +293,17 @@ class _Largest(TorchDispatchMode):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """The things other than a token's position that change its rotation.
+    """The dependence of a rotation on more than the position of a token.
 
     Args:
-        neighbours: positions of one call that are equal or not consecutive, as with left padding or a cache.
-        rows: rows of a batch with different positions.
+        neighbours: whether a token is rotated differently alone than with others, at positions that are equal or not
+            consecutive, as with left padding or a cache.
+        rows: whether a row is rotated differently alone than in a batch whose rows have different positions.
         grows_at: the smallest last position of a call that also changes the rotation at small positions.
-        remembers: an earlier long sequence changes the rotation of a short one.
-        writes: the target overwrites its arguments, and also returns a result.
-        crowds: some of thousands of tokens are rotated differently than among a few tokens.
-        strided: a view into a larger tensor is rotated differently, or the rest of that tensor changes.
+        remembers: whether an earlier long sequence changes the rotation of a short one.
+        writes: whether the target overwrites its arguments, although it returns a result.
+        crowds: whether some tokens are rotated differently in a call with thousands of tokens than in one with a few.
+        strided: whether a view into a larger tensor is rotated differently, or the rest of that tensor changes.
         of: ``"queries"`` or ``"keys"`` if only this side is affected, else ``None``.
     """
 
@@ -324,7 +326,7 @@ class Arrangement:
         return replace(self, **{**either, "grows_at": min(begins, default=None), "of": of})
 
 
-def steady(subject: Subject) -> Subject:
+def require_steady(subject: Subject) -> Subject:
     """Return the subject if two equal calls agree. If positions have no effect, return a subject that counts tokens.
 
     Raises:
@@ -337,60 +339,60 @@ def steady(subject: Subject) -> Subject:
         x, places = _random(subject, 5), [subject.index(*range(begin, begin + 5)) for begin in (0, 7)]
         near_tokens, far_tokens = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
         subject = subject.with_counting() if torch.equal(near_tokens, far_tokens) else subject
-    subject = subject if subject.convention.takes_positions else subject.within(COUNTED - 1)
+    subject = subject if subject.convention.takes_positions else subject.with_limit(MAX_COUNTED - 1)
     try:
         subject.rotate(_random(subject, 1), subject.index(min(NEAR[-1], subject.limit)))
     except CALL_ERRORS:  # it has few positions
-        subject = subject.within(_last_place(subject, SHORT - 1, NEAR[-1]))
+        subject = subject.with_limit(_last_place(subject, SHORT - 1, NEAR[-1]))
     return subject
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
     """Measure the arrangement. Short sequences come first, before a target can remember a long sequence."""
     x, near, takes_positions = _random(subject, SHORT), range(SHORT), subject.convention.takes_positions
-    rotated = _rotated(subject, x, near)
+    rotated = _rotate_rows(subject, x, near)
     written = x.clone()
     subject.rotate(written, subject.index(*near))
     alone = rows = False
     if takes_positions:
         places = [place for place in (0, 0, 0, 1, 2, 3, 40, 41) if place <= subject.limit]
         tokens = _random(subject, len(places))
-        whole = _rotated(subject, tokens, places)
+        whole = _rotate_rows(subject, tokens, places)
         for number, place in enumerate(places):
-            one = _rotated(subject, tokens[:, :, number : number + 1], [place])
-            alone = alone or _differ(one, whole[:, :, number : number + 1])
+            one = _rotate_rows(subject, tokens[:, :, number : number + 1], [place])
+            alone = alone or _is_different(one, whole[:, :, number : number + 1])
         last = min(30, subject.limit)
         tokens, second = _random(subject, 5).repeat(3, 1, 1, 1), range(last - 4, last + 1)
-        # More rows than heads, so that no code confuses them.
-        batch = _rotated_or_none(subject, tokens, range(5), second, range(5))
-        rows = batch is not None and _differ(batch[1:2], _rotated(subject, tokens[1:2], second))
+        # There are more rows than heads, so that code cannot confuse rows with heads.
+        batch = _rotate_rows_or_none(subject, tokens, range(5), second, range(5))
+        rows = batch is not None and _is_different(batch[1:2], _rotate_rows(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
-    longest = min(LONGEST, 4 * (grows_at or COUNTED)) if subject.limit == MAX_INT32 else subject.limit
+    longest = min(LONGEST, 4 * (grows_at or MAX_COUNTED)) if subject.limit == MAX_INT32 else subject.limit
     long = (
         (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1))
         if takes_positions
         else (_random(subject, 1), [longest - 1])
     )
-    _rotated_or_none(subject, *long)
-    remembers, writes = _differ(_rotated(subject, x, near), rotated), not torch.equal(written, x)
+    _rotate_rows_or_none(subject, *long)
+    remembers, writes = _is_different(_rotate_rows(subject, x, near), rotated), not torch.equal(written, x)
     return Arrangement(
         neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers,
         writes=writes and not subject.convention.writes,
-        crowds=takes_positions and not (alone or remembers) and _crowds(subject, x, rotated),
-        strided=_strided(subject, x, rotated),
+        crowds=takes_positions and not (alone or remembers) and _differs_in_crowd(subject, x, rotated),
+        strided=_differs_in_view(subject, x, rotated),
     )  # fmt: skip
 
 
-def _crowds(subject: Subject, x: Tensor, few: Tensor) -> bool:
-    """Return whether many tokens at small positions are rotated differently from a few, as with another kernel."""
+def _differs_in_crowd(subject: Subject, x: Tensor, few: Tensor) -> bool:
+    """Return whether many tokens at small positions are rotated differently from a few, perhaps by another kernel."""
     if subject.convention.one_by_one:
         return False
-    many = [place % SHORT for place in range(CROWD)]
-    rotated = _rotated_or_none(subject, x[:, :, many], many)
-    return rotated is not None and (bool(rotated.isnan().any()) or _differ(rotated, few[:, :, many]))
+    many = [place % SHORT for place in range(MANY_TOKENS)]
+    rotated = _rotate_rows_or_none(subject, x[:, :, many], many)
+    return rotated is not None and (bool(rotated.isnan().any()) or _is_different(rotated, few[:, :, many]))
 
 
-def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
+def _differs_in_view(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
     """Return whether a view into the middle third of a tensor is rotated differently, or the other thirds change."""
     wide = torch.ones(*x.shape[:-1], 3 * subject.width)
     view = wide[..., subject.width : 2 * subject.width]
@@ -400,14 +402,14 @@ def _strided(subject: Subject, x: Tensor, rotated: Tensor) -> bool:
     except CALL_ERRORS:
         return False
     rest = torch.cat([wide[..., : subject.width], wide[..., 2 * subject.width :]], -1)
-    return _differ(other, rotated) or not bool((rest == 1).all())
+    return _is_different(other, rotated) or not bool((rest == 1).all())
 
 
 def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
-    """Return the change of q . k, relative to the lengths of both, for each common shift of their positions.
+    """Return the change of q . k, relative to |q| |k|, for each common shift of their positions.
 
     Args:
-        factor: the factor of q . k.
+        factor: the factor by which q . k is multiplied.
     """
     x = _random(subject, 4)
     places = (0, 1, 3, 7)
@@ -428,14 +430,14 @@ def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:
 def _grows_at(subject: Subject) -> int | None:
     """Return the smallest last position that changes the rotation at small positions, or ``None`` if none does."""
     x = _random(subject, SHORT)
-    rotated_alone, longer = _rotated(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
+    rotated_alone, longer = _rotate_rows(subject, x, range(SHORT)), torch.cat([x, x[:, :, :1]], 2)
 
     def changes(last: int) -> bool:
-        rotated = _rotated_or_none(subject, longer, (*range(SHORT), last))
-        return rotated is not None and _differ(rotated[:, :, :SHORT], rotated_alone)
+        rotated = _rotate_rows_or_none(subject, longer, (*range(SHORT), last))
+        return rotated is not None and _is_different(rotated[:, :, :SHORT], rotated_alone)
 
     longest = LONGEST if subject.limit == MAX_INT32 else subject.limit
-    end = longest if subject.convention.takes_positions else COUNTED
+    end = longest if subject.convention.takes_positions else MAX_COUNTED
     low, high = SHORT, 2 * SHORT
     while high <= end and not changes(high - 1):
         low, high = high, 2 * high
@@ -447,18 +449,18 @@ def _grows_at(subject: Subject) -> int | None:
     return high - 1
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _is_different(one: Tensor, other: Tensor) -> bool:
     return float((one - other).abs().max()) > SAME
 
 
-def _rotated(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
+def _rotate_rows(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor:
     """Rotate a copy of tokens at the positions of each row, and return the queries."""
     return subject.rotate(x.clone(), torch.cat([subject.index(*row) for row in rows]))[0].clone()
 
 
-def _rotated_or_none(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor | None:
+def _rotate_rows_or_none(subject: Subject, x: Tensor, *rows: Sequence[int]) -> Tensor | None:
     try:
-        return _rotated(subject, x, *rows)
+        return _rotate_rows(subject, x, *rows)
     except CALL_ERRORS:
         return None
 

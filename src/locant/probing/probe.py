@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import short_repr, whole
-from locant.errors import InputError, LocantError, RangeError
+from locant.arguments import Real, short_repr, whole
+from locant.errors import InputError, LocantError, PythonRemedy, RangeError
 from locant.extras import is_installed, require
 from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
 from locant.models.encodings import rotary_from_config
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -37,21 +37,29 @@ from locant.positions.encodings.xpos import XPos
 from locant.probing.addition import addition_report, is_addition
 from locant.probing.bias import bias_report
 from locant.probing.norm import NormReport, weights_of, without_norm
-from locant.probing.precision import FLOAT32, UNHARMED, Arrangement, arrangement_of, precision_of, shifts_of, steady
+from locant.probing.precision import (
+    FLOAT32,
+    UNHARMED,
+    Arrangement,
+    arrangement_of,
+    precision_of,
+    require_steady,
+    shifts_of,
+)
 from locant.probing.report import SIDES, Report, RotationReport, first_difference
-from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
+from locant.probing.rotation import EVEN, NEAR, Rotation, find_encoding, odd_pairs, rotations
 from locant.probing.subject import Subject, find_subject, name_of, refuse
 from locant.probing.token_calls import CALL_ERRORS, HEADS, Failures
 from locant.spelling import spell
 
 SAME = 1e-3
-"""The largest difference of equal tokens of size 1. Float32 angles up to 61 radians change them by 1e-5."""
+"""Tokens of size 1 count as equal up to this difference. Float32 angles up to 61 radians change them by 1e-5."""
 
 AGREES = 1e-4
-"""The largest difference between a measured encoding and its target, for float32 angles up to 61 radians."""
+"""A measured encoding agrees with its target up to this difference, for float32 angles up to 61 radians."""
 
 PARTS = ("Vision", "Audio")
-"""Words in the class names of a part of a model. Its rotary module is not built from another part's configuration."""
+"""Words in the class names of parts of a model. A rotary module is not built from another part's configuration."""
 
 ROTARY_CLASS_NAME = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 
@@ -67,17 +75,17 @@ def probe(
     layer_type: str | None = None,
     expected: PositionEncoding | None = None,
     norm: Tensor | tuple[Tensor, Tensor] | None = None,
-    eps: float = 1e-6,
+    eps: Real = 1e-6,
     plus_one: bool = False,
     norm_follows: bool = False,
     qkv: tuple[int, int, int] | None = None,
 ) -> Report:
     """Measure what a function or module does with positions, without reading its code.
 
-    We pass random tokens and unit vectors. The results show pairs, axes, frequencies, direction and lengths. They also
-    show the errors of angles up to position 2^31 - 1, the effect of a cast to bfloat16, whether scores depend only on
-    distances, and whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a head of
-    128. A module is called unchanged on the CPU, and is copied before a cast.
+    We pass random tokens and unit vectors. The report has pairs, axes, frequencies, direction and lengths. It also has
+    the errors of angles up to position 2^31 - 1 and the effect of a cast to bfloat16. It states whether scores depend
+    only on distances, and whether neighbours, rows, lengths or earlier calls matter. This takes at most a second for a
+    head of 128. A module is called unchanged on the CPU, and is copied before a cast.
 
     Args:
         target: one of these.
@@ -90,7 +98,7 @@ def probe(
             A model of `locant train`, an encoding of this package, or a module that holds one.
             A bias, ``f(query_len, key_len)``, or a module with ``compute_bias``.
         head_dim: the width of a head. Default: the width that the module states. Otherwise widths are tried.
-        axes: the number of indices of a position. Default: the number that works.
+        axes: the number of indices of a position. Default: numbers are tried.
         apply: the function that rotates by the tables. Default: a function in the Python file of the module.
         limit: the last position to try. Default: no limit.
         config: the configuration of a module, which may state the width of a head.
@@ -107,8 +115,9 @@ def probe(
             parts of which the function ``f(qkv, positions)`` rotates, in place or not.
 
     Raises:
-        InputError: no known calling convention fits, or two equal calls differ, as with dropout. The message names the
-            calls and their errors, or the reason for the difference.
+        InputError: no known calling convention fits, two equal calls differ, as with dropout, or a model has no rotary
+            module that can be measured. The message names the calls and their errors, or the reason.
+        RangeError: an argument is out of range.
 
     >>> from locant import Positions
     >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)
@@ -149,13 +158,13 @@ def probe(
                     target, expected, head_dim, failures
                 )
         elif lab_decoder.is_lab_decoder(target):
-            encoding = lab_decoder.encoding_of(target)
+            encoding = lab_decoder.encoding_from_lab_config(target)
             if encoding.state_dict():
                 got = f"got the configuration of a model of locant train, whose {name_of(encoding)} has weights"
                 raise InputError(got, "pass the path of its folder")
             report = _probe_lab_model("the configuration", encoding, expected)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
-            by_row = expected is None and read(target)[1].rotary is not UNKNOWN
+            by_row = expected is None and read_config(target)[1].rotary is not UNKNOWN
             if by_row:
                 with contextlib.suppress(LocantError):
                     expected = rotary_from_config(
@@ -200,8 +209,8 @@ def _probe_lab_model(model: str, encoding: PositionEncoding, expected: PositionE
 def _probe_rotation(
     subject: Subject, expected: PositionEncoding | None, norm: NormReport | None = None, *, by_row: bool = False
 ) -> RotationReport:
-    """Measure a rotation, short sequences first. With `by_row`, `expected` was read from a configuration."""
-    subject = steady(subject)
+    """Measure a rotation, with short sequences first. `by_row` is true if `expected` was read from a configuration."""
+    subject = require_steady(subject)
     q, k = rotations(subject)
     differences, note = [] if expected is None else _differences((q, k), expected), None
     if by_row and differences and expected is not None and _has_frequencies_of(q, expected):
@@ -209,8 +218,8 @@ def _probe_rotation(
     arrangement = functools.reduce(
         Arrangement.with_keys, [arrangement_of(side.fresh_copy()) for side in subject.sides()]
     )
-    reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
-    names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
+    reach = subject if arrangement.grows_at is None else subject.with_limit(arrangement.grows_at - 1)
+    names = [find_encoding(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
     truth = None if differences else expected
     sides = zip(reach.sides(), (q, k), (names[0], names[-1]), strict=False)
     precisions = [precision_of(*side, truth) for side in sides]
@@ -224,7 +233,7 @@ def _probe_rotation(
     mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
     is_norm_known = norm is None or None not in norm.found  # lengths after an unknown norm fit no encoding
-    if is_norm_known and (angles := names[0]) is not None:  # lengths decide between them
+    if is_norm_known and (angles := names[0]) is not None:  # lengths decide between the candidates
         candidates.append(angles.replace(angles=mode))
         if q.change > 1e-3 and angles.has_named_layout:
             candidates.append(XPos(angles.head_dim, base=angles.base, layout=angles.layout, angles=mode))
@@ -267,7 +276,7 @@ def _subject_of(encoding: PositionEncoding) -> Subject:
 
 
 def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], encoding: PositionEncoding) -> float:
-    """Return the largest difference from the encoding's queries and keys, in any common order of dimensions."""
+    """Return the largest difference from an encoding, or infinity if queries and keys order dimensions differently."""
     if sides[0].order != sides[1].order:
         return math.inf
     generator = torch.Generator().manual_seed(0)
@@ -276,11 +285,11 @@ def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], enco
     index = torch.stack(orders, -1)[None]
     x = torch.randn(1, HEADS, index.shape[1], subject.width, generator=generator)
     measured, other = (torch.stack(one.rotate(x.clone(), index)) for one in (subject, _subject_of(encoding)))
-    return float((sides[0].in_order(measured) - other).abs().max())
+    return float((sides[0].reorder_to_input(measured) - other).abs().max())
 
 
 Difference = tuple[str, str | None]
-"""A difference in words, and the id of this mistake in `locant.position_costs`, or ``None``."""
+"""A difference in words, and the id of this mistake in `locant.position_costs`, or ``None`` if it has none."""
 
 
 def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> list[Difference]:
@@ -370,10 +379,11 @@ def is_measurable(config: object) -> bool:
 
 
 def measured_rotary(config: object, layer_type: str | None) -> Rotary:
-    """Return the measured encoding of an unknown architecture, with a warning.
+    """Return the measured encoding of an unknown architecture, and warn that it was measured.
 
     Raises:
-        InputError: the measured rotation is not an encoding of this package.
+        InputError: the rotary module cannot be measured, its rotation is not an encoding of this package, or its
+            frequencies depend on the length.
     """
     report = _probe_config(config, layer_type, None)
     name = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", "")
@@ -424,7 +434,10 @@ def _refusal(config: object, built: object, failures: Failures) -> InputError:
     stated = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", config)
     name, remedy = (
         short_repr(stated),
-        "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+        PythonRemedy(
+            "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model",
+            words="use locant explain, which reads the configuration",
+        ),
     )
     if built is None:
         got = f"got a configuration of {name}, which the installed transformers does not know"

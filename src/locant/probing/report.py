@@ -11,7 +11,7 @@ from torch import nn
 
 from locant.position_costs import matters
 from locant.positions.base import PositionEncoding
-from locant.probing.costs import OF_ROUNDINGS, Finding
+from locant.probing.costs import ROUNDING_COSTS, Finding
 from locant.probing.norm import NormReport
 from locant.probing.precision import CAST_UP_TO, EXACT, RESTARTS, UNHARMED, Arrangement
 from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
@@ -23,7 +23,7 @@ DEPENDS = 1e-3
 """Scores depend on more than distances if they change by more than this share of |q| |k| over a thousand positions."""
 
 FACTOR = 1e-5
-"""Relative changes of a length up to this size do not count."""
+"""Relative changes of a length up to this size are ignored."""
 
 ROUNDED_TABLES = 2.0**-6
 """Relative changes of lengths and of scores up to this size may come from cosines and sines in bfloat16."""
@@ -31,7 +31,7 @@ ROUNDED_ANGLES = 2.0**-3
 """Changes of angles up to this size, in radians at positions up to 61, may come from angles in bfloat16."""
 
 NEGLIGIBLE = 1e-2
-"""Changes of an angle by a cast up to this size are ignored, in radians at positions up to 4,097."""
+"""Changes of an angle by a cast are ignored up to this size, in radians at positions up to 4,097."""
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -55,9 +55,9 @@ class Report:
     Args:
         subject: the name of the target.
         called: the calling convention that worked.
-        encoding: the encoding of this package that does the same, if there is one.
-        agrees: the largest difference from `encoding`, on random tokens at positions up to 61 or of biases, or ``None``
-            if they were not compared.
+        encoding: the encoding of this package with the same effect, if there is one.
+        agrees: the largest difference from `encoding` in random tokens at positions up to 61, added vectors or biases.
+            ``None`` if nothing was compared.
         expected: the encoding that the target was compared with.
         differences: the differences from `expected`.
         costs: the id of each difference in `locant.position_costs`, if the cost of such a mistake was measured.
@@ -73,12 +73,12 @@ class Report:
 
     @property
     def compared(self) -> str:
-        """Return what was compared with the encoding, in words."""
+        """A description of what was compared with the encoding."""
         return f"on random tokens at positions up to {NEAR[-1]}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return descriptions of mistakes and risks, the most costly first."""
+        """Descriptions of mistakes and risks, the most important first."""
         return tuple(text for _, text in self._described())
 
     def _described(self) -> Iterator[tuple[Finding, str]]:
@@ -126,19 +126,19 @@ class RotationReport(Report):
         given: whether the target takes positions that have an effect. Otherwise it counts tokens from 0.
         queries, keys: the rotation of each side, one object if both sides are rotated equally.
         each: the encoding with the angles of queries and the encoding with the angles of keys, if the sides differ.
-        shifts: the change of q . k, relative to the lengths of both, for each common shift of their positions.
-        errors: the largest error of an angle at each position, in radians, empty if the true angles are not known. This
-            field and the next ones on angles describe the side with the larger errors.
+        shifts: the change of q . k, relative to the lengths of q and k, for each common shift of their positions.
+        errors: the largest error of an angle at each position, in radians. Empty if the true angles are not known. This
+            field and the following fields about angles describe the side with the larger errors.
         last: the last position whose angles were measured.
         rounding: the arithmetic that explains the angles, or ``None`` if no known arithmetic does.
         uneven: if neither the true angles nor an exact rounding are known, the first position whose angles do not grow
             evenly, and the error of these angles.
-        worse: the side with the larger errors, if the angles of the two sides have different roundings.
+        worse: the side with the larger errors, if the angles of the two sides are rounded differently.
         casts: for each narrower dtype, the largest error up to position 4,097 after a cast of the module, and the
             rounding that explains it.
         sampled: whether the errors after casts were measured only at a few positions.
         narrow: the rounding that explains the angles of bfloat16 tokens, or ``None`` if it was not measured.
-        arrangement: the things other than a token's position that change its rotation.
+        arrangement: the dependence of the rotation on more than the position of a token.
         ended: the error that a position after `last` raises, if the positions end there.
         norm: the report on a norm before the rotation, if one was expected.
         note: another remark.
@@ -166,18 +166,18 @@ class RotationReport(Report):
 
     @property
     def moves(self) -> bool:
-        """Return whether positions have any effect."""
+        """Whether positions have any effect."""
         return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
-        """Return whether both members of every pair have the same angle, in queries and in keys."""
+        """Whether both members of every pair have the same angle, in queries and in keys."""
         blocks = (*self.queries.blocks, *self.keys.blocks)
         return bool(blocks) and all(block.is_rotation for block in blocks)
 
     @property
     def layout(self) -> str | None:
-        """Return ``"half"``, ``"interleaved"`` or ``"of its own"``, or ``None`` if there are no pairs."""
+        """The layout: ``"half"``, ``"interleaved"``, ``"of its own"``, or ``None`` if there are no pairs."""
         dims = [block.dims for block in self.queries.blocks]
         count = len(dims)
         if dims == [(i, i + count) for i in range(count)]:
@@ -186,12 +186,12 @@ class RotationReport(Report):
 
     @property
     def reversed(self) -> bool:
-        """Return whether every pair is rotated from its second dimension towards its first."""
+        """Whether every pair is rotated from its second dimension towards its first."""
         return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
 
     @property
     def reciprocal(self) -> bool:
-        """Return whether keys shrink as queries grow, as with xPos."""
+        """Whether keys shrink as queries grow, as with xPos."""
         near = [move for shift, move in self.shifts.items() if shift <= 1000]
         grows = self.queries is not self.keys and self.queries.change > FACTOR
         return grows and bool(near) and max(near) < DEPENDS
@@ -205,7 +205,8 @@ class RotationReport(Report):
             return
         rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
         of = "" if q is k or self.reciprocal else f" of {name}"
-        yield f"It rotates {rotated}{of}, in pairs {some(block.dims for block in blocks)}: layout {self.layout}."
+        pairs = first_and_last(block.dims for block in blocks)
+        yield f"It rotates {rotated}{of}, in pairs {pairs}: layout {self.layout}."
         if self.axes > 1:
             runs = [sum(axis in block.axes for block in blocks) for axis in range(self.axes)]
             yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in enumerate(runs)) + "."
@@ -315,7 +316,7 @@ class RotationReport(Report):
         return f"tables-{step}" if max(far, side.bent) <= ROUNDED_TABLES else f"product-{step}"
 
     def _times_counted(self) -> float:
-        """Return the angle of the fastest pair at position 1, usually 1, or 1 if the rotation was expected."""
+        """Return the angle of the fastest pair at position 1, usually 1. Return 1 if the rotation is as expected."""
         if self.expected is not None and not self.differences:
             return 1.0
         return max(abs(sum(block.frequencies)) for block in (*self.queries.blocks, *self.keys.blocks))
@@ -328,7 +329,7 @@ class RotationReport(Report):
     def _imprecise(self) -> Iterator[Finding]:
         """Yield warnings about wrong angles, in the target's own dtype or after a cast."""
         of, why = "" if self.worse is None else f" of {self.worse}", self.rounding or ""
-        kind = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
+        kind = "restarts" if why.startswith(RESTARTS.split("{")[0]) else ROUNDING_COSTS.get(why)
         if self.uneven is not None:
             place, error = self.uneven
             off = f"off by {spell(error, 2)} radians at position {place:,}"
@@ -343,7 +344,7 @@ class RotationReport(Report):
         harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
         if self.rounding not in (*UNHARMED, None):
             return
-        kinds = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
+        kinds = {dtype: ROUNDING_COSTS.get(why or "") for dtype, (_, why) in harmed.items()}
         if not any(map(matters, kinds.values())):  # one note for all of them
             kinds = dict.fromkeys(kinds, next(iter(kinds.values()), None))
         for kind in dict.fromkeys(kinds.values()):
@@ -354,7 +355,7 @@ class RotationReport(Report):
             phrase = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
             yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", kind)
         if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
-            kind = OF_ROUNDINGS.get(self.narrow)
+            kind = ROUNDING_COSTS.get(self.narrow)
             yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", kind)
 
     def _no_rotation(self, side: Rotation) -> Iterator[str]:
@@ -389,8 +390,8 @@ class RotationReport(Report):
             yield f"Angles do not grow evenly with the position: {bent}."
 
 
-def some(values: Iterable[Any]) -> str:
-    """Return the first three values and the last one, in words."""
+def first_and_last(values: Iterable[Any]) -> str:
+    """Return the first three values and the last value, or up to four values, in words."""
     phrase = [spell(each, 4) if isinstance(each, float) else str(each) for each in values]
     return ", ".join(phrase if len(phrase) <= 4 else [*phrase[:3], "...", phrase[-1]])
 
@@ -399,11 +400,11 @@ Dims = Sequence[tuple[int, int]]
 
 
 def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
-    """Describe the first difference of two lists of pairs: at the beginning, after some pairs, or in their length."""
+    """Describe the first difference between two lists of pairs. If one begins with the other, describe the lengths."""
     differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     same = next(differing, min(len(one), len(other)))
     if same == 0:
-        return f"{name} are {some(one) or 'none'}, {other_name} {some(other) or 'none'}"
+        return f"{name} are {first_and_last(one) or 'none'}, {other_name} {first_and_last(other) or 'none'}"
     if same in (len(one), len(other)):
         return f"{name} are {len(one)}, {other_name} {len(other)}, of which the first {same} are the same"
     return f"after {same} equal pairs {name} go on with {one[same]}, {other_name} with {other[same]}"
@@ -415,7 +416,7 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
 
 
 def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[tuple[str, str | None]]:
-    """Yield the differences of keys from queries that affect scores, and the ids of these mistakes."""
+    """Yield the differences that affect scores, as ends of "Queries and keys are not ...", and ids of the mistakes."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:
             yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all", None

@@ -1,15 +1,15 @@
-"""Measure the matrix that each position multiplies a head by, fit pairs and frequencies, and find the encoding.
+"""Measure the matrix by which each position multiplies a head, fit pairs and frequencies, and find the encoding.
 
 The fit has five steps, and each step takes the result of the previous step:
 
 1. `rotations` rotates the unit vectors. These determine a linear map, so other tokens are not needed. The results are
-   the columns of the matrix: cosines and sines without additional rounding.
+   the columns of the matrix. They are cosines and sines without additional rounding.
 2. `_in_input_order` undoes a permutation, and `_partners` returns which dimensions depend on each other. If these are
    pairs, the matrix consists of blocks of 2 x 2, and is fitted block by block.
 3. `_fit_blocks` reads two angles from each block, one for each row. A block is a rotation times a factor if both angles
    are equal and both singular values equal that factor. Other checks are not needed.
 4. `fit_frequencies` unwraps the angles, which are known up to full turns, to radians per position.
-5. `encoding_of` finds the base and the scaling whose formula gives these frequencies.
+5. `find_encoding` finds the base and the scaling whose formula gives these frequencies.
 
 Positions up to 61 suffice, because no angle of a usual frequency has made enough turns for rounding to matter.
 """
@@ -38,11 +38,11 @@ NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
 EVEN = 1e-3
 """The largest distance of angles from a straight line, in radians at positions up to 61."""
 
-NOTHING = 1e-9
+ZERO = 1e-9
 """Matrix entries and angles up to this size count as 0."""
 
 ROUNDED = 2e-5
-"""The largest difference of equal angles up to 61 radians, and of products of them, in float32."""
+"""Float32 angles up to 61 radians, and their products, count as equal up to this difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,30 +65,30 @@ class Block:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Return the axes that rotate the pair."""
-        return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > NOTHING)
+        """The axes that rotate the pair."""
+        return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > ZERO)
 
     @property
     def is_rotation(self) -> bool:
-        """Return whether both members have the same angle."""
-        return _near(self.frequencies, self.of_second, 1e-4, NOTHING)
+        """Whether both members have the same angle."""
+        return _are_near(self.frequencies, self.of_second, 1e-4, ZERO)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """The matrices that one side, queries or keys, is multiplied by.
+    """The matrices by which one side, queries or keys, is multiplied.
 
     Args:
         blocks: the rotated pairs, empty if dimensions are mixed in larger groups.
         mixed: the largest number of dimensions that depend on each other, 2 in a rotation of pairs.
         factor: the factor of lengths at position 0.
-        change: the largest other relative change of a pair's length, at positions up to 61.
+        change: the largest relative change of a pair's length apart from `factor`, at positions up to 61.
         bent: the largest difference of an angle from frequency x position, in radians.
         order: the input dimension of each output dimension, or ``None`` if the order does not change.
-        num_heads: the number of first heads that are rotated, or ``None`` if all heads are.
-        same_heads: whether all of these heads are rotated equally.
+        num_heads: the number of rotated heads, counted from the first, or ``None`` if all heads are rotated.
+        same_heads: whether all rotated heads are rotated equally.
         moves: whether the result depends on the position.
-        is_multiple: whether tokens at position 0 are multiplied by one number, up to the order of dimensions.
+        is_multiple: whether tokens at position 0 are only multiplied by one number and reordered.
     """
 
     blocks: tuple[Block, ...]
@@ -104,10 +104,11 @@ class Rotation:
 
     @property
     def begin(self) -> float | None:
-        """Return the position whose angles position 0 has, or ``None`` if there is no such position.
+        """The position at which `frequencies` alone give the angles of position 0, or ``None`` if there is none.
 
-        The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so it
-        gives `begin` roughly. Each faster pair corrects it, as later positions do in `fit_frequencies`.
+        The offset of each pair is begin x frequency, up to full turns. The slowest pair has not made a full turn, so
+        its offset gives `begin` roughly. Each faster pair makes it more exact, as later positions do in
+        `fit_frequencies`.
         """
         moving = [(block.offset, sum(block.frequencies)) for block in self.blocks if sum(block.frequencies)]
         estimate = 0.0
@@ -118,20 +119,20 @@ class Rotation:
                 return begin
         return None
 
-    def in_order(self, x: Tensor) -> Tensor:
+    def reorder_to_input(self, x: Tensor) -> Tensor:
         """Return rotated tokens with their dimensions in the order of the input."""
         return x if self.order is None else x[..., torch.tensor(self.order).argsort()]
 
 
-def _near(one: Sequence[float], other: Sequence[float], share: float, least: float) -> bool:
+def _are_near(one: Sequence[float], other: Sequence[float], share: float, least: float) -> bool:
     return all(math.isclose(a, b, rel_tol=share, abs_tol=least) for a, b in zip(one, other, strict=False))
 
 
 def odd_pairs(one: Rotation, other: Rotation, least: float) -> tuple[list[tuple[Block, Block]], bool]:
-    """Return the pairs whose frequencies differ between two rotations, and whether all of them are opposite."""
+    """Return the pairs with different frequencies in two rotations, and whether all of these have opposite signs."""
     both = zip(one.blocks, other.blocks, strict=True)
-    odd = [(a, b) for a, b in both if not _near(a.frequencies, b.frequencies, 1e-5, least)]
-    return odd, all(_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
+    odd = [(a, b) for a, b in both if not _are_near(a.frequencies, b.frequencies, 1e-5, least)]
+    return odd, all(_are_near(a.frequencies, [-each for each in b.frequencies], 1e-5, least) for a, b in odd)
 
 
 def rotations(subject: Subject) -> tuple[Rotation, Rotation]:
@@ -151,7 +152,7 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
     matrix, order = _in_input_order(heads[0])
     width = matrix.shape[-1]
     partners = _partners(matrix)
-    moving = (matrix - matrix[:1]).abs().amax(0) > NOTHING
+    moving = (matrix - matrix[:1]).abs().amax(0) > ZERO
     mixed = max(map(len, partners)) if bool(moving.any()) else 1
     if mixed == 2:
         dims = [(i, j) for i, row in enumerate(partners) for j in row if i < j and bool(moving[i].any())]
@@ -174,9 +175,9 @@ def _analyse(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:
 
 
 def _count_rotated_heads(heads: Tensor) -> int | None:
-    """Return the number of heads before the first that is the same at all positions, or ``None`` if there is none.
+    """Return the number of heads before the first head that positions do not change.
 
-    Also return ``None`` if head 0 is the same at all positions.
+    Return ``None`` if positions change all heads, or if they do not change head 0.
     """
     is_constant = [bool((head == head[:1]).all()) for head in heads]
     return is_constant.index(True) if not is_constant[0] and any(is_constant) else None
@@ -185,10 +186,10 @@ def _count_rotated_heads(heads: Tensor) -> int | None:
 def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
     """Return the matrices ``[positions, width, width]`` without a permutation of dimensions, and that permutation.
 
-    At position 0 a rotation multiplies by one factor. If its matrix has one entry in each row and column there, the
+    At position 0 a rotation multiplies by one factor. If its matrix then has one entry in each row and column, the
     column of a row's entry is the input dimension of the row. We sort the rows by these columns.
     """
-    nonzero = matrix[0].abs() > NOTHING
+    nonzero = matrix[0].abs() > ZERO
     if bool((nonzero.sum(0) == 1).all() and (nonzero.sum(1) == 1).all()):
         columns = nonzero.double().argmax(1)
         if not torch.equal(columns, torch.arange(len(columns))):
@@ -198,7 +199,7 @@ def _in_input_order(matrix: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
 
 def _partners(matrix: Tensor) -> list[list[int]]:
     """Return, for each dimension, the dimensions that it depends on or that depend on it, at any position."""
-    entries = (matrix.abs() > NOTHING).any(0)
+    entries = (matrix.abs() > ZERO).any(0)
     return [row.nonzero().flatten().tolist() for row in entries | entries.T]
 
 
@@ -216,7 +217,7 @@ def _fit_blocks(
         fit_frequencies(angles, steps, axes) for angles in (first, second)
     )
     cosines, sines = ((each[1:] - each[:1]).abs().unflatten(0, (axes, len(steps))).amax(1) for each in (a, c))
-    moves_cosine_alone = (cosines > ROUNDED) & (sines < NOTHING)
+    moves_cosine_alone = (cosines > ROUNDED) & (sines < ZERO)
     rows = zip(
         dims, frequencies.tolist(), second_frequencies.tolist(), first[0].tolist(), moves_cosine_alone.T.tolist(),
         strict=True,
@@ -235,27 +236,27 @@ def fit_frequencies(angles: Tensor, steps: Sequence[int], axes: int) -> tuple[Te
     """Return frequencies ``[pairs, axes]``, and the largest difference of an angle from frequency x position.
 
     This is phase unwrapping. An angle is known up to full turns. At step 1 it is the frequency, if that is below pi.
-    The frequency from one step predicts the angle at the next step, which is at most twice as far. So the error at most
-    doubles. It stays far below pi, so the prediction gives the number of full turns. The rest of the angle corrects the
-    frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
+    The frequency from one step predicts the angle at the next step, which is at most twice as far away. So the error at
+    most doubles and stays far below pi. The prediction therefore gives the number of full turns. The rest of the angle
+    corrects the frequency. The error of an angle is divided by its step, so the last step alone is nearly as exact as a
     least-squares fit of all steps. Positions are integers, so frequencies that differ by a full turn are the same.
 
     Args:
         angles: one row for position 0, then a row for each step on the first axis, on the second, and so on.
     """
     frequencies, bent = [], 0.0
-    for turns in wrapped(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
+    for turns in wrap_angle(angles[1:] - angles[:1]).unflatten(0, (axes, len(steps))):
         frequency = turns[0] / steps[0]
         for step, angle in zip(steps, turns, strict=True):
-            frequency = frequency + wrapped(angle - step * frequency) / step
-        difference = wrapped(turns - torch.tensor(steps, dtype=torch.float64)[:, None] * frequency)
+            frequency = frequency + wrap_angle(angle - step * frequency) / step
+        difference = wrap_angle(turns - torch.tensor(steps, dtype=torch.float64)[:, None] * frequency)
         bent = max(bent, float(difference.abs().max()))
         frequencies.append(frequency)
     return torch.stack(frequencies, -1), bent
 
 
-def wrapped(angle: Tensor) -> Tensor:
-    """Return the angle from -pi to pi."""
+def wrap_angle(angle: Tensor) -> Tensor:
+    """Return the angle plus the full turns that bring it between -pi and pi."""
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
@@ -266,7 +267,7 @@ LENGTHS = tuple(2**power for power in range(8, 21))
 """The trained lengths to try."""
 
 
-def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
+def find_encoding(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     """Return the rotary encoding with these pairs and frequencies, or ``None`` if there is none."""
     blocks = rotation.blocks
     if not blocks or rotation.bent > EVEN or not all(block.is_rotation and len(block.axes) == 1 for block in blocks):
@@ -278,7 +279,7 @@ def encoding_of(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     pairs = Pairs(dims=dims, axes=axis, num_axes=axes, num_heads=rotation.num_heads)
     fit = _fit_formula(pairs, frequencies, width)
     if fit is not None:
-        return _with_factor(_short(fit), rotation.factor)
+        return _with_factor(_simplify(fit), rotation.factor)
     measured = replace(pairs, rungs=None, inv_freq=frequencies.tolist())
     return _with_factor(Rotary(width, pairs=measured), rotation.factor)
 
@@ -292,7 +293,9 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
     first, second = pairs.dims[0]
     ladders = _ladders(frequencies, pairs.axes or (), width, abs(second - first))
     fits: list[Rotary] = []
-    trials = ((base, scaling, rungs) for exact, scaling, rungs in ladders for base in (_round(exact), exact))
+    trials = (
+        (base, scaling, rungs) for exact, scaling, rungs in ladders for base in (_round_to_short_decimal(exact), exact)
+    )
     for base, scaling, rungs in trials:
         try:
             encoding = Rotary(width, base=base, scaling=scaling, pairs=replace(pairs, rungs=rungs))
@@ -300,7 +303,9 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
             continue
         if torch.allclose(encoding.inv_freq.abs(), frequencies, rtol=SAME, atol=0):
             fits.append(encoding)
-            if _round(base, 1e-12) == _round(base, 1e-2):  # a base of two digits is not a coincidence
+            if _round_to_short_decimal(base, 1e-12) == _round_to_short_decimal(
+                base, 1e-2
+            ):  # a base of two digits is not a coincidence
                 break
     if not fits:
         return None
@@ -308,7 +313,7 @@ def _fit_formula(pairs: Pairs, frequencies: Tensor, width: int) -> Rotary | None
 
 
 def is_recognised(encoding: Rotary) -> bool:
-    """Return whether the frequencies follow from numbers of three digits, which a measurement does not give by chance.
+    """Return whether the frequencies follow from numbers with three digits, which do not arise by chance.
 
     Other frequencies are only as exact as the measurement, so that errors of angles cannot be computed from them.
     """
@@ -335,10 +340,10 @@ def _ladders(frequencies: Tensor, axis: Sequence[int], width: int, apart: int) -
         for ladder in dict.fromkeys((*sizes, largest, 2 * max(per_axis) + 2)):
             if ladder >= largest:
                 rungs = [(ladder, rung) for rung in order]
-                yield from ((base, scaling, rungs) for base, scaling in _scaled(frequencies, order, ladder))
+                yield from ((base, scaling, rungs) for base, scaling in _scaled_ladders(frequencies, order, ladder))
 
 
-def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[tuple[float, Scaling | None]]:
+def _scaled_ladders(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[tuple[float, Scaling | None]]:
     """Yield a base with each scaling whose parameters follow from a few of the frequencies."""
     rungs = torch.tensor(order, dtype=torch.float64)
     if rungs.min() == rungs.max():
@@ -347,33 +352,33 @@ def _scaled(frequencies: Tensor, order: Sequence[int], ladder: int) -> Iterator[
         return
     base = _base_of_ends(frequencies, rungs, ladder)
     if 0 < base < 1e12 and math.isfinite(base):
-        yield from _scaled_equally(frequencies, rungs, ladder, base)
+        yield from _equally_scaled_ladders(frequencies, rungs, ladder, base)
         yield from _scaled_by_frequency(frequencies, rungs, ladder)
 
 
 def _base_of_ends(frequencies: Tensor, rungs: Tensor, ladder: int) -> float:
-    """Return the base that gives the ratio of the frequencies of the first and the last rung without a scaling.
+    """Return the base that, without a scaling, gives the ratio between the frequencies of the first and last rungs.
 
     The logarithm of a frequency is linear in the rung: ``-log(factor) - 2 rung / ladder log(base)``. So two frequencies
-    give the base and the factor, and the ends of the line give the most exact ones.
+    give the base and the factor. The ends of the line give the most exact values.
     """
     first, last = int(rungs.argmin()), int(rungs.argmax())
     power = -2 * (rungs[last] - rungs[first]) / ladder
     return float((frequencies[last] / frequencies[first]) ** (1 / power))
 
 
-def _scaled_equally(
+def _equally_scaled_ladders(
     frequencies: Tensor, rungs: Tensor, ladder: int, base: float
 ) -> Iterator[tuple[float, Scaling | None]]:
     """Yield the base with the scalings that divide all frequencies by one factor."""
     first = int(rungs.argmin())
-    at_rung_0 = float(frequencies[first]) * _round(base) ** (2 * float(rungs[first]) / ladder)
+    at_rung_0 = float(frequencies[first]) * _round_to_short_decimal(base) ** (2 * float(rungs[first]) / ladder)
     yield base, None
     if abs(at_rung_0 - 1) > SAME:
-        yield base, Linear(factor=_round(1 / at_rung_0))
+        yield base, Linear(factor=_round_to_short_decimal(1 / at_rung_0))
     if 2 * len(frequencies) < ladder:
         share = len(frequencies) / (ladder / 2)
-        yield base, Proportional(rotated_share=share, factor=_round(1 / at_rung_0))
+        yield base, Proportional(rotated_share=share, factor=_round_to_short_decimal(1 / at_rung_0))
 
 
 def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Iterator[tuple[float, Scaling]]:
@@ -386,12 +391,12 @@ def _scaled_by_frequency(frequencies: Tensor, rungs: Tensor, ladder: int) -> Ite
     second = int((rungs - rungs[first] - 1).abs().argmin())
     if rungs[second] != rungs[first] + 1:
         return
-    base = _round(float((frequencies[first] / frequencies[second]) ** (ladder / 2)), 2e-4)
+    base = _round_to_short_decimal(float((frequencies[first] / frequencies[second]) ** (ladder / 2)), 2e-4)
     plain = base ** (-2 * rungs / ladder)
     slowed = frequencies / plain
     if not 0 < float(slowed[last]) < 0.999:
         return
-    factor = _round(1 / float(slowed[last]))
+    factor = _round_to_short_decimal(1 / float(slowed[last]))
     unscaled_share = (slowed - 1 / factor) / (1 - 1 / factor)
     if (llama := _llama3(plain, unscaled_share, factor)) is not None:
         yield base, llama
@@ -414,12 +419,12 @@ def _llama3(plain: Tensor, unscaled_share: Tensor, factor: float) -> Llama3 | No
     start = float(y.mean() - slope * x.mean())
     if not start < 0 < slope:
         return None
-    high = _round(1 - 1 / start, 1e-3)
+    high = _round_to_short_decimal(1 - 1 / start, 1e-3)
     length = 256 * max(round(2 * math.pi * slope * (high - 1) / 256), 1)
     return Llama3(factor=factor, original_max_seq_len=length, low_freq_factor=1.0, high_freq_factor=high)
 
 
-def _round(value: float, rel: float | None = None) -> float:
+def _round_to_short_decimal(value: float, rel: float | None = None) -> float:
     """Return the number with the fewest digits that equals the value in float32. More digits need a closer match."""
     for digits in range(1, 7):
         shorter = float(f"{value:.{digits - 1}e}")
@@ -428,7 +433,7 @@ def _round(value: float, rel: float | None = None) -> float:
     return float(f"{value:.6e}")
 
 
-def _short(encoding: Rotary) -> Rotary:
+def _simplify(encoding: Rotary) -> Rotary:
     """Return the encoding in terms of ``layout``, ``rotary_dim``, ``sections`` and ``axial``, if these suffice."""
     pairs, width = encoding.pairs, encoding.head_dim
     runs = [pairs.axes.count(axis) for axis in range(pairs.num_axes or 1)] if pairs.axes else []
@@ -462,11 +467,13 @@ def _frequencies_of_pairs(encoding: Rotary) -> dict[tuple[int, int], tuple[int, 
 def _with_factor(encoding: Rotary, factor: float) -> Rotary:
     """Return the encoding with the measured attention factor, if it differs from the encoding's own."""
     scaling, usual = encoding.scaling, encoding.scaling.effective_attention_factor
-    if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round(factor), rel_tol=SAME):
+    if math.isclose(usual, factor, rel_tol=SAME) or math.isclose(usual, _round_to_short_decimal(factor), rel_tol=SAME):
         return encoding
     if isinstance(scaling, YaRN):
-        return encoding.replace(scaling=replace(scaling, attention_factor=_round(factor)))
-    alone = YaRN(factor=1.0, original_max_seq_len=4096, attention_factor=_round(factor))  # keeps the frequencies
+        return encoding.replace(scaling=replace(scaling, attention_factor=_round_to_short_decimal(factor)))
+    alone = YaRN(
+        factor=1.0, original_max_seq_len=4096, attention_factor=_round_to_short_decimal(factor)
+    )  # keeps the frequencies
     if isinstance(scaling, Unscaled):
         return encoding.replace(scaling=alone)
     pairs = replace(encoding.pairs, rungs=None, inv_freq=encoding.inv_freq.tolist())

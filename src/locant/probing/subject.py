@@ -1,7 +1,7 @@
 """The subject of a probe: a target that rotates tokens, with the calling convention that works.
 
-We do not read code, but try every known calling convention on a few tokens. We take the first convention that returns
-tokens and rotates later positions differently. A trial call may raise any error.
+We do not read code. Instead we try every known calling convention on a few tokens, and take the first convention that
+returns tokens and rotates later positions differently. A trial call may raise any error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ from locant.probing.token_calls import (
 from locant.spelling import spell
 
 WIDTH_NAMES = ("head_dim", "dim_head", "d_head", "head_size", "d_k", "dim", "d", "d_model", "embed_dim")
-"""Attributes that may hold the width of a module. Only the first one is trusted."""
+"""Attributes that may hold the width of a head or a token.
+
+For a rotation, we trust ``head_dim`` and only try the other values.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class Subject:
             warnings.simplefilter("ignore")  # a cast discards the imaginary part of complex numbers
             return replace(self, target=copy.deepcopy(self.original).to(dtype))
 
-    def within(self, limit: int) -> Subject:
+    def with_limit(self, limit: int) -> Subject:
         """Return the subject with its last position lowered to this limit."""
         return replace(self, limit=min(limit, self.limit))
 
@@ -221,7 +224,7 @@ def _stated_axes(target: Any) -> tuple[int, ...]:
 
 
 def refuse(target: Any, failures: Failures) -> NoReturn:
-    """Raise `InputError` for a target that no calling convention fits, with each call and its error."""
+    """Raise `InputError` because no calling convention fits the target. The message names each call and its error."""
     if inspect.isclass(target) and issubclass(target, nn.Module):
         got = f"got the class {target.__name__}, which has to be built before it can be called"
         raise InputError(got, f"locant.probe({target.__name__}(...))")

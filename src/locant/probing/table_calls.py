@@ -1,4 +1,4 @@
-"""Calling conventions of targets that make tables of angles, by which other functions rotate tokens."""
+"""Calling conventions of targets that make tables of angles. Other functions rotate tokens by these tables."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ TOKEN_SHAPES: tuple[Shape, ...] = (
     lambda x, width: (x.flatten(0, 1), lambda side: side.unflatten(0, x.shape[:2])),
     lambda x, width: (x.permute(2, 0, 1, 3), lambda side: side.permute(1, 2, 0, 3)),
 )  # fmt: skip
-"""Conversions of tokens to a shape that the function takes, and back. The shapes are unchanged, only the dimensions of
-the tables, heads after tokens, patches without a batch ``[seq, heads, width]``, other parts, no heads, and tokens
-first."""
+"""Conversions of tokens to a shape that the function takes, and back. In this order: an unchanged shape, only the
+dimensions of the tables, heads after tokens, patches without a batch ``[seq, heads, width]``, other numbers of
+dimensions, no separate heads, and tokens first."""
 
 IS_KEY = re.compile(r"(^|_|x)k(ey|eys|s|_|$)|^(key|k)")
 ARE_TABLES = re.compile(r"freq|cos|sin|rot|table|emb|theta|angle")
@@ -211,7 +211,7 @@ def _name(function: Apply) -> str:
 
 
 def rotating_functions(target: Any) -> list[Apply]:
-    """Return the functions in a module's Python file and class that rotate, judged by name, the most likely first."""
+    """Return functions in a module's Python file and class whose names suggest a rotation, the most likely first."""
     module = sys.modules.get(type(target).__module__)
     if not isinstance(target, nn.Module) or module is None:
         return []

@@ -28,8 +28,8 @@ CALL_ERRORS = (
 """The errors that a trial call of foreign code may raise."""
 
 Call = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A function of a target, tokens ``[batch, heads, seq, width]`` and their index ``[batch or 1, seq, axes]``, which
-returns rotated queries and keys."""
+"""A function that returns rotated queries and keys. Its arguments are a target, tokens ``[batch, heads, seq, width]``
+and their index ``[batch or 1, seq, axes]``."""
 
 Failures = dict[str, Exception]
 """The first error of each calling convention."""
@@ -41,7 +41,7 @@ class UnusableError(InputError):
 
 @dataclass(frozen=True)
 class Convention:
-    """A calling convention: its notation, the call, and whether it takes positions or counts tokens from 0."""
+    """A calling convention, with its notation, its call, and whether it takes positions or counts tokens from 0."""
 
     notation: str
     call: Call
@@ -60,7 +60,7 @@ def function_of(target: Any) -> Any:
 
 
 def unpack_sides(values: Any, shape: Sequence[int], count: int) -> tuple[Tensor, ...]:
-    """Return the tensors in a result, or raise `UnusableError` if their number or shape is wrong."""
+    """Return the tensors in a result, or raise `UnusableError` if their number, type or shape is wrong."""
     sides = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if len(sides) != count:
         raise UnusableError(f"returned {len(sides)} values, not {count}", ROTATION_REMEDY)
@@ -76,7 +76,7 @@ def unpack_sides(values: Any, shape: Sequence[int], count: int) -> tuple[Tensor,
 
 
 def for_both_sides(side: Any) -> tuple[Any, Any]:
-    """Return one result for queries and for keys."""
+    """Return the same result for queries and keys."""
     return side, side
 
 
@@ -155,7 +155,7 @@ POSITION_SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call: its tokens, and the place of its positions among them."""
+    """The arguments of a call, which are tokens and possibly positions, and their order."""
 
     notation: str
     num_tokens: int
@@ -283,7 +283,7 @@ def _convention(
 
 
 def counting_call(call: Callable[[Any, Tensor], Any], length: int | None = None) -> Call:
-    """Return a call for a target that counts tokens from 0. It passes a full row, and picks the requested tokens."""
+    """Return a call for a target that counts tokens from 0. It passes a full row and picks the requested tokens."""
 
     def rotate(target: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         row = index[0, :, 0]
@@ -300,7 +300,7 @@ def counting_call(call: Callable[[Any, Tensor], Any], length: int | None = None)
 
 
 def fixed_length_calls(target: nn.Module) -> Iterator[Convention]:
-    """Yield conventions of a module that adds or multiplies whole tables, and so takes only rows as long as a table."""
+    """Yield conventions of a module that adds or multiplies whole tables, so that rows must be as long as the table."""
     sizes = {size for table in target.buffers() for size in table.shape[:-1] if 8 <= size <= 2**16}
     for length, shape in itertools.product(sorted(sizes), TOKEN_SHAPES[:3]):
 
@@ -362,7 +362,7 @@ def _join_heads(x: Tensor, heads: tuple[int, int, int]) -> Tensor:
 
 
 def _read_heads(qkv: Any, x: Tensor, heads: tuple[int, int, int], last: bool) -> list[Tensor]:
-    """Return the first head of queries and of keys. With `last`, return a head that differs, or the last head."""
+    """Return the first head of queries and of keys. With `last`, return a head unlike the first, or the last head."""
     if isinstance(qkv, (tuple, list)) and all(isinstance(part, Tensor) for part in qkv):
         qkv = torch.cat([part.flatten(1) for part in qkv], -1)
     width, count = x.shape[-1], x.shape[0] * x.shape[2]

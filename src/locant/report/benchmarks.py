@@ -17,8 +17,8 @@ ENGINES = "engines"
 """The name of the file that `make engines` wrote. It does not belong to a device."""
 
 
-def recorded(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
-    """Return the ``environment`` and ``rows`` of the named or of all benchmarks, by device and benchmark."""
+def read_benchmarks(names: Sequence[str] = (), places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
+    """Return the ``environment`` and ``rows`` of one benchmark or of all benchmarks, by device and benchmark."""
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json") if file.stem != ENGINES)
     if not files:
         raise InputError("found no recorded measurements", "run `make bench` in a checkout")
@@ -46,7 +46,9 @@ def print_recorded(devices: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows as text, with each contender's ratio to the first, its time and any known memory below a question.
+    """Format rows as text.
+
+    Below each question, list the contenders with their ratio to the first, time and known memory.
 
     >>> print(table([{"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5}]))
     <BLANKLINE>

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from locant.lab.settings import size_of
+from locant.shell import shell_path, shell_word
+from locant.spelling import number_list
 
 OTHER_NAMES = {"num_steps": "steps", "batch_size": "batch"}
 """Settings whose option of ``locant compare`` has another name."""
@@ -32,16 +33,16 @@ def command(settings: Mapping[str, Any]) -> str:
     return shell_line("compare", text.get("files", []), options)
 
 
-def shell_line(verb: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
+def shell_line(verb: str, paths: Sequence[str], options: Mapping[str, Any]) -> str:
     """Return the shell command for a verb. Leave out empty and false options, and write true options as flags.
 
     >>> shell_line("evaluate", ["model"], {"with": ["own", "yarn:4"], "tasks": [], "keys": 0, "far": True})
     'locant evaluate model --with own,yarn:4 --keys 0 --far'
     """
-    line = ["locant", verb, *words]
+    line = ["locant", verb, *map(shell_path, paths)]
     for name, value in options.items():
         if value is not None and value is not False and value != []:
             line.append(f"--{name.replace('_', '-')}")
             several = isinstance(value, (list, tuple))
-            line += [] if value is True else [",".join(map(str, value)) if several else str(value)]
-    return shlex.join(line)
+            line += [] if value is True else [shell_word(number_list(value) if several else str(value))]
+    return " ".join(line)

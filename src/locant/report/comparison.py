@@ -1,4 +1,4 @@
-"""Show a comparison: its progress in the terminal, the tables at the end, and its page."""
+"""Show the progress of a comparison in the terminal, its tables at the end, and its page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from locant.arguments import Real
 from locant.lab.candidate import Candidate
 from locant.lab.comparison import Progress, Watcher
-from locant.lab.results import BY_TASK, Results, ResultsFolder, with_recorded
+from locant.lab.results import BY_TASK, Results, ResultsFolder, add_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.task_summary import scores
@@ -27,7 +27,10 @@ from locant.text.corpus import Corpus
 
 
 class Screen(Watcher):
-    """Shows the progress of a comparison on stderr, with a bar only in a terminal, and writes the report at its end."""
+    """A watcher that shows the progress of a comparison on stderr, and writes the report at the end.
+
+    It shows a bar only in a terminal.
+    """
 
     def __init__(self) -> None:
         from tqdm import tqdm
@@ -118,14 +121,14 @@ class Screen(Watcher):
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """Return one line about a model."""
+    """Return one line about a trained model."""
     losses = {"train": record["train_loss"], **record["loss_by_length"]}
     cells = [f"{name}: {MISSING if loss is None else f'{loss:.3f}':<5}" for name, loss in losses.items()]
     return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"
 
 
 def _duration(seconds: Real) -> str:
-    """Format a duration: in seconds below two minutes, then in minutes, then in hours.
+    """Format a duration in seconds if it is below two minutes, or else in minutes or hours.
 
     >>> [_duration(seconds) for seconds in (0.2, 41.7, 130, 9000)]
     ['1 s', '42 s', '2 minutes', '2.5 hours']
@@ -137,7 +140,7 @@ def _duration(seconds: Real) -> str:
 
 def print_comparison(results: Mapping[str, Any]) -> None:
     """Print the tables of a comparison and its conclusions."""
-    results = with_recorded(results)
+    results = add_recorded(results)
     if _has(results, "accuracy_by_length"):
         tasks.print_tasks(results)
     if _has(results, "loss_by_length"):
@@ -170,7 +173,7 @@ def losses_table(summary: Summary) -> Table:
     rows = [
         [row.encoding, Cell(text=f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, look="quiet")]
         + [_loss(summary, row, length, row in leaders[length]) for length in summary.lengths]
-        for row in summary.ranked(summary.lengths[-1])
+        for row in summary.rank(summary.lengths[-1])
     ]
     counts = {"unigram": summary.unigram_loss, "bigram": summary.bigram_loss}
     losses = {name: [f"{loss:.3f}"] * len(summary.lengths) for name, loss in counts.items() if loss is not None}
@@ -217,7 +220,7 @@ def context_table(summary: Summary) -> Table | None:
     if measured is None:
         return None
     rows = []
-    for row in summary.ranked(summary.lengths[-1]):
+    for row in summary.rank(summary.lengths[-1]):
         losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
         clear = "" if row.far_is_clear else " (not clear)"
         rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])
@@ -234,7 +237,7 @@ def context_table(summary: Summary) -> Table | None:
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page next to `results.json`, and return the path of the page."""
-    results = with_recorded(results)
+    results = add_recorded(results)
     if _has(results, "accuracy_by_length"):
         write_picture(functools.partial(tasks.draw_tasks, results), folder / BY_TASK)
     summary = summarise(results) if _has(results, "loss_by_length") else None

@@ -21,15 +21,23 @@ BEST = "bold green"
 MISSING = "–"
 QUIET = "dim"
 LOOKS = {"": "", "best": BEST, "quiet": QUIET}
+NARROWEST = 60
+"""The smallest width of a table. In a narrower one, columns would lose text."""
+UNKNOWN_WIDTH = 80
 PATIENCE = 30.0
 """The seconds between two progress lines if no bar is shown."""
 
 
 def out() -> Console:
-    """Return the console for results. It prints text without interpreting markup, emoji names or numbers."""
+    """Return the console for results. It prints text without interpreting markup, emoji names or numbers.
+
+    ``COLUMNS=0`` means that the width is unknown, as in `shutil.get_terminal_size`.
+    """
     from rich.console import Console
 
-    return Console(markup=False, emoji=False, highlight=False)
+    console = Console(markup=False, emoji=False, highlight=False)
+    console.width = max(console.width, NARROWEST) if console.width else UNKNOWN_WIDTH
+    return console
 
 
 def table(*numbers: str, name: str = "", title: str | None = None, **look: Any) -> Table:
@@ -147,7 +155,7 @@ def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
     """Show a progress bar on stderr, and yield a function that moves the bar and sets its note.
 
     `unit` is the unit of the numbers. If stderr is not a terminal, a line is written every `PATIENCE` seconds instead.
-    After Ctrl-C, the notes of the interrupt, such as how to resume, are written to stderr.
+    After Ctrl-C, the notes of the interrupt, for example how to resume, are written to stderr.
     """
     from tqdm import tqdm
 

@@ -1,4 +1,4 @@
-"""Print embeddings: the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
+"""Print the steps of `locant embed` and the nearest tokens of `locant neighbours`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from locant.embedding.flow import Flow
 from locant.embedding.words import Term, Words
 from locant.report.console import NamedRows, fits, named_rows, pluralize, shape, show, size, table
+from locant.shell import shell_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +47,7 @@ def _text(flow: Flow) -> NamedRows:
         sizes = f"{shape(flow.bias)} (heads, queries, keys)"
         yield "positions", f"{subject} adds a bias of shape {sizes} to the scores."
     elif not adds and flow.model is not None:
-        yield "positions", f"applied in the layers of this model: locant explain {flow.model}"
+        yield "positions", f"applied in the layers of this model: locant explain {shell_path(flow.model)}"
     elif not adds:
         nothing = "gives the model no positions. Word order enters only through the causal mask."
         yield "positions", f"{flow.encoding} {nothing}"
@@ -77,7 +78,7 @@ def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]
     nearest = words.nearest(terms, k)
     pairs = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
     return {
-        "words": _spelled(words, [term.word for term in terms]),
+        "words": _tokens_by_word(words, [term.word for term in terms]),
         "signs": [term.sign for term in terms],
         "nearest": [{"token": words.tokenizer.token(number), "id": number, "cosine": score} for number, score in pairs],
     }
@@ -85,7 +86,7 @@ def nearest_facts(words: Words, terms: Sequence[Term], k: int) -> dict[str, Any]
 
 def similarity_facts(words: Words, listed: Sequence[str]) -> dict[str, Any]:
     """Return the cosine of every pair of words in a list, ready for JSON."""
-    return {"words": _spelled(words, listed), "similarity": words.similarity(listed).tolist()}
+    return {"words": _tokens_by_word(words, listed), "similarity": words.similarity(listed).tolist()}
 
 
 def print_neighbours(facts: Mapping[str, Any]) -> None:
@@ -115,7 +116,7 @@ def _similarity(facts: Mapping[str, Any]) -> list[Table | str]:
     return [rows] if fits(rows) else [nearest, "For all pairs, use --json, or --figure for a heat map."]
 
 
-def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
+def _tokens_by_word(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
     """Return the tokens of each word."""
     return {word: [words.tokenizer.token(number) for number in words.ids(word)] for word in listed}
 

@@ -234,17 +234,17 @@ def _loading(record: Mapping[str, Any], output: Path) -> str:
 
 
 def print_audit(facts: Mapping[str, Any]) -> None:
-    """Print the verdict, and the loss under each interpretation, the lowest first."""
+    """Print the verdict, and the loss under each hypothesis, the lowest first."""
     rows: dict[str, Any] = {"verdict": facts["sentence"]}
     if "losses" not in facts:
         return show(named_rows(rows.items()))
     rows["configuration"] = facts["configuration"]
     rows["text"] = f"{facts['windows']} windows of {facts['length']:,} tokens"
     rows["left out"] = [f"{name}: {reason}" for name, reason in facts["left_out"].items()]
-    readings = console.table("nats per token", "windows", name="reading")
+    table = console.table("nats per token", "windows", name="hypothesis")
     for name, loss in facts["losses"].items():
         windows = facts["dropped"].get(name)
-        readings.add_row(name, f"{loss:.4f}" if windows is None else f"≈ {loss:.2f}", str(windows or facts["windows"]))
-    readings.add_row("counting words", f"{facts['unigram']:.4f}", MISSING)
-    dropped = "≈ is an estimate: after a few windows, this reading was clearly worse than the best one and was dropped."
-    return show(named_rows(rows.items()), readings, *([dropped] if facts["dropped"] else []))
+        table.add_row(name, f"{loss:.4f}" if windows is None else f"≈ {loss:.2f}", str(windows or facts["windows"]))
+    table.add_row("counting words", f"{facts['unigram']:.4f}", MISSING)
+    dropped = "≈ is an estimate: after a few windows, this hypothesis was clearly worse than the best, and was dropped."
+    return show(named_rows(rows.items()), table, *([dropped] if facts["dropped"] else []))

@@ -61,7 +61,7 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Format numbers as ranges: 0-28, 30."""
+    """Format numbers as ranges, such as 0-28, 30."""
     runs = [[pair for _, pair in group] for _, group in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
     return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in runs) or "none"
 
@@ -228,7 +228,7 @@ def print_extension(extension: Extension, source: str) -> None:
     rows = {
         "model": [source],
         "context": [f"{extension.trained:,} to {extension.to:,} positions, {extension.method}"],
-        "changes": [f"{key}: {_short(old)} → {_short(new)}" for key, (old, new) in changes],
+        "changes": [f"{key}: {_shorten(old)} → {_shorten(new)}" for key, (old, new) in changes],
         "attention factor": [spell(extension.after.attention_factor, 10)],
         "pairs unchanged": [f"{len(same)} ({spans(same)}) of {len(stretches)}"],
         "note": extension.notes,
@@ -240,10 +240,10 @@ def print_extension(extension: Extension, source: str) -> None:
     show(named_rows(rows.items()), pairs)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """Format a value as in the file, or a long list as its length."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_shorten(part)}" for key, part in value.items()) + "}"
     return f"[{len(value)} numbers]" if isinstance(value, list) and len(value) > 4 else json.dumps(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,16 @@ def facts_of_all() -> tuple[list[Facts], list[str]]:
 
 
 def encoding_facts(name: str, **options: Any) -> Facts:
-    """Return the facts about one encoding, with its options, and its numbers for a small model or for `options`."""
+    """Return the facts about one encoding, its options, and its numbers.
+
+    The numbers are for a small model with `options`.
+    """
     from locant.figures.plot import encoding_to_draw
 
     kind = find(name)
     built = encoding_to_draw(name, **options)
-    accepted = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
+    written = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
+    accepted = [re.sub(r"\bReal\b", "float", each) for each in written]  # in Python, a float may be an int
     return {
         **_facts(name_of_class(kind) or name, kind),
         "options": accepted,

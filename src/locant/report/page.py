@@ -61,7 +61,7 @@ def templates(folder: Path) -> Environment:
 def render(template: str, **values: Any) -> str:
     """Return the page that a template makes from these values.
 
-    The page is light or dark like the reader's system. It fits phones, screens and paper.
+    The page is light or dark as in the reader's system settings. It fits phones, screens and paper.
     """
     light, dark = colors(LIGHT, mark="#eef4fb", good="#9ed8b5"), colors(DARK, mark="#222a35", good="#22643f")
     return templates(TEMPLATES).get_template(template).render(light=light, dark=dark, **values)
@@ -115,7 +115,7 @@ def picture(draw: Callable[[Theme], Figure], caption: str) -> Picture:
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
     """Draw the mean held-out loss at every length, with whiskers from best to worst seed, and the training loss."""
     figure, axes = _axes(f"Trained at {summary.train_length} tokens, read at more", "window (tokens)", theme)
-    for row in summary.ranked(summary.lengths[-1]):
+    for row in summary.rank(summary.lengths[-1]):
         aside = ASIDE ** (summary.rows.index(row) - (len(summary.rows) - 1) / 2)
         measured = {length * aside: cell for length, cell in row.by_length.items() if cell}
         color, marker = _curve(axes, [*measured], [*measured.values()], summary, row, theme, markersize=5.5)
@@ -138,8 +138,8 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
     """Draw the mean held-out loss at the positions of the longest windows, averaged in bins."""
     longest = summary.lengths[-1]
     figure, axes = _axes(f"Within windows of {longest:,} tokens", "position (tokens)", theme)
-    for row in summary.ranked(longest):
-        _curve(axes, *_binned(row.by_position), summary, row, theme)
+    for row in summary.rank(longest):
+        _curve(axes, *_bin_means(row.by_position), summary, row, theme)
     axes.set_xlim(0, longest)
     if _mark_training_length(axes, summary, theme):
         low, high = axes.get_ylim()
@@ -175,8 +175,8 @@ def _curve(
     return color, marker
 
 
-def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
-    """Return the middles of at most `NUM_BINS` bins of positions, and their means. Gaps remain gaps."""
+def _bin_means(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
+    """Return the middles and the means of at most `NUM_BINS` bins of positions. Gaps remain gaps."""
     values = np.array([(cell.mean, cell.low, cell.high) for cell in (each or UNKNOWN for each in cells)])
     bins = min(NUM_BINS, len(values))
     middles = [float(part.mean()) for part in np.array_split(np.arange(len(values), dtype=float), bins)]

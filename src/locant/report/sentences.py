@@ -17,7 +17,10 @@ Up to `LEVEL`, the loss is level. Above `CLEAR`, it is much worse.
 """
 
 LITTLE = 0.1
-"""A share of the unigram loss. A model that is not this far below it has learned little but token frequencies."""
+"""A share of the unigram loss.
+
+A model whose loss is not lower by this share has learned little except token frequencies.
+"""
 
 OVERFITTED = 1.25
 """The ratio of held-out to training loss above which a model has memorized its training text."""
@@ -26,7 +29,7 @@ OVERFITTED = 1.25
 def sentences(summary: Summary) -> list[str]:
     """Return the findings of a comparison, the most important first. Leave out lengths with too few windows."""
     base, longest = summary.base_length, summary.lengths[-1]
-    overfitted = _overfitted(summary)
+    overfitted = _describe_overfitting(summary)
     found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
     if longest > base:
         found.append(_winner(summary, longest))
@@ -40,7 +43,7 @@ def _little_learned(summary: Summary, *, more_steps: bool) -> str:
     unigram, base = summary.unigram_loss, summary.base_length
     if unigram is None:
         return ""
-    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    losses = {row.encoding: cell.mean for row in summary.rank_measured(base) if (cell := row.by_length[base])}
     little = [f"{name} ({loss:.3f})" for name, loss in losses.items() if loss > (1 - LITTLE) * unigram]
     if not little:
         return ""
@@ -77,7 +80,7 @@ def _winner(summary: Summary, length: int) -> str:
     where = f"At {length:,} tokens, {where}"
     perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
     loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"
-    measured = summary.measured(length)
+    measured = summary.rank_measured(length)
     if len(measured) == 1:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     leaders = summary.leaders(length)
@@ -114,7 +117,7 @@ def _trends(summary: Summary) -> list[str]:
 
 
 def _rises(summary: Summary) -> str:
-    """State from which position in the longest windows the loss stays above its level within the training length."""
+    """Describe the position from which the loss stays above its level within the training length."""
     places = ((row.encoding, row.rises_from(summary.train_length, CLEAR)) for row in summary.rows)
     found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
@@ -146,13 +149,13 @@ def _bigram(summary: Summary) -> str:
     bigram, base = summary.bigram_loss, summary.base_length
     if bigram is None:
         return ""
-    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    losses = {row.encoding: cell.mean for row in summary.rank_measured(base) if (cell := row.by_length[base])}
     above = [name for name, loss in losses.items() if loss >= bigram]
     who = f"{join_and(above)} {'is' if len(above) == 1 else 'are'} not below it" if above else "all are below it"
     return f"A bigram count, which uses only the previous token, has a loss of {bigram:.3f}. At {base:,} tokens {who}."
 
 
-def _overfitted(summary: Summary) -> str:
+def _describe_overfitting(summary: Summary) -> str:
     pairs = [
         f"{row.encoding} ({row.train_loss.mean:.2f} in training, {held_out.mean:.2f} held out)"
         for row in summary.rows

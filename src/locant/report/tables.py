@@ -18,7 +18,7 @@ class Cell:
     """Small print below the text. A terminal shows it only in headings."""
     look: Literal["", "best", "quiet"] = ""
     shade: float | None = None
-    """The depth of the background color on a page, from 0 to 1."""
+    """The depth of the background colour on a page, from 0 to 1."""
     hint: str = ""
     """The text that a page shows when the mouse is over the cell."""
 

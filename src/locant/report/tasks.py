@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOT_LEARNED = "did not learn"
 FULL = TASK_MULTIPLES[-1] - 1
-"""The excess over the trained length at which a cell has its full colour, as a multiple of the trained length."""
+"""The excess over the trained length for which a cell has its full colour, as a multiple of the trained length."""
 
 WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
 """The size of a task's picture in inches, and the number of pictures in a row."""

@@ -3,7 +3,8 @@
 A hook before the model records the positions of its tokens. A hook after the input embeddings adds the new encoding. A
 module that accepts any position replaces the table. The first layer of a T5 stack makes a matrix from its bias, and
 passes it to the other layers as `position_bias`. A hook makes the bias table return its rows in order, so that the
-model's own code passes the table instead. Parameters that are trained, sharded or recomputed stay where they are.
+model's own code passes the table instead of a matrix. Parameters that are trained, sharded or recomputed stay where
+they are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from locant.swapping.rotary_point import owner_around
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """The names of tables of learned positions in models."""
 ROTATING_MODEL = "RoFormer"
-"""A model whose table with such a name holds sines and cosines for rotation. Zeros would make queries and keys 0."""
+"""A model that rotates by a table with such a name, which holds sines and cosines.
+
+Zeros would make queries and keys 0.
+"""
 
 
 def learned_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
@@ -78,7 +82,7 @@ class EmbeddingPoint:
         return (), arguments
 
     def after_embeddings(self, module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
-        """Add the encoding to the token embeddings, if the model calls them."""
+        """Add the encoding to the token embeddings, if the model computes them."""
         return embedded if self.positions is None else self.new_encoding.current.embed(embedded, self.positions)
 
     def after_model(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
@@ -102,7 +106,7 @@ def _positions(tokens: Tensor, position_ids: Tensor | None, cache: Any, mask: An
 class ZeroPositions(nn.Module):
     """A replacement for a table of positions that returns zeros at any position.
 
-    The rows of the table stay in a buffer of the same name, so that they are saved but not trained.
+    The rows of the table stay in a buffer of the same name, so they are saved but not trained.
     """
 
     weight: Tensor
@@ -228,7 +232,7 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
     """Return the bias of the configuration.
 
     Raises:
-        InputError: the code of the attention looks up other buckets.
+        InputError: the attention does not compute a bias from distances, or looks up other buckets.
     """
     num_buckets, max_distance, is_decoder = (getattr(attention, name) for name in SIZES)
     table: nn.Embedding = getattr(attention, TABLE)

@@ -2,7 +2,8 @@
 
 The attention function applies the layer's encoding, and then calls the attention function that the layer had before.
 The mask function returns the distance of each query and key in slots, or a number far below zero if the query may not
-see the key. A slot is the index of a token in the row that the cache has processed. A window keeps only the last slots.
+see the key. A slot is the index of a token among all tokens that the cache has seen. A cache with a window keeps only
+the last slots.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32
 from locant.attention import attend
-from locant.attention.choice import SMALL
+from locant.attention.choice import FAST_MATRIX_SCORES
 from locant.errors import LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
@@ -33,7 +34,7 @@ ATTENTION_POINT = "_locant_point"
 """The attribute of an attention module that holds its `AttentionPoint`."""
 EAGER = "eager_attention_forward"
 
-HIDDEN = 2**30
+HIDDEN_DISTANCE = 2**30
 """The number that is subtracted from the distance of a query and a key if the query may not see the key."""
 
 
@@ -77,7 +78,7 @@ def distance_mask(
     device: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """Return the distance in slots of each query and key, ``batch 1 query key``, minus `HIDDEN` for hidden keys.
+    """Return the distances in slots, ``batch 1 query key``, minus `HIDDEN_DISTANCE` for hidden keys.
 
     Return ``None`` if only later keys are hidden and the last keys belong to the queries.
     """
@@ -99,7 +100,7 @@ def distance_mask(
     queries = torch.arange(q_length, device=device) + q_offset
     keys = torch.arange(kv_length, device=queries.device) + kv_offset
     distance = (queries[:, None] - keys).to(torch.int32)
-    return torch.where(visible, distance, distance - HIDDEN)
+    return torch.where(visible, distance, distance - HIDDEN_DISTANCE)
 
 
 def attention(
@@ -136,7 +137,7 @@ def attention(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **options, **others
         )
     if rotates_by_class(encoding) and places is not None and places.queries is not None:
-        can_attend = False  # its classes depend on distances, not on slots
+        can_attend = False  # classes of pairs depend on distances, not on slots
     if mask is None and not can_attend:
         mask = _slot_distances(query, key, causal)
     width, dtype = query.shape[-1], query.dtype
@@ -159,7 +160,7 @@ def attention(
         bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if (softcap := others.get("softcap")) is not None:
             bias = (bias / softcap).tanh() * softcap
-        query = query * 0.0  # so that the scores are only these products
+        query = query * 0.0  # the scores are then only these products
     if bias is not None:  # always use float32, because 16 bits cannot distinguish long distances
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
     mask = _additive_mask(mask, query.dtype, bias)
@@ -172,7 +173,7 @@ def _matrix_free_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None
 ) -> T5BiasWithoutTable | None:
     """Return the model's own bias if it costs less without a matrix, or ``None``."""
-    if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
+    if point.own_bias is None or table is None or query.shape[:3].numel() * key.shape[2] < FAST_MATRIX_SCORES:
         return None
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
         return None  # a graph cannot be made from another table, and gradients need the matrix of the model's own code
@@ -193,16 +194,16 @@ def _own_mask_and_bias(
 
 
 def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
-    """Return whether `attend` can replace the previous function: sdpa without soft cap, sinks or a cache."""
+    """Return whether `attend` can replace the previous function, so it is sdpa without soft cap, sinks or a cache."""
     has_more = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
     return point.previous == "sdpa" and not has_more
 
 
 def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    """Return the distances in slots, minus `HIDDEN` for later keys if the attention is causal."""
+    """Return the distances in slots, minus `HIDDEN_DISTANCE` for later keys if the attention is causal."""
     keys = torch.arange(key.shape[2], device=query.device)
     distance = (keys[key.shape[2] - query.shape[2] :, None] - keys)[None, None].to(torch.int32)
-    return torch.where(distance >= 0, distance, distance - HIDDEN) if causal else distance
+    return torch.where(distance >= 0, distance, distance - HIDDEN_DISTANCE) if causal else distance
 
 
 def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
@@ -221,7 +222,7 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
         if mask.dtype == torch.int32:
             distance = mask[0, 0, 0, 0].long()
-            before = torch.where(distance < -HIDDEN // 2, distance + HIDDEN, distance)
+            before = torch.where(distance < -HIDDEN_DISTANCE // 2, distance + HIDDEN_DISTANCE, distance)
     if places.first is None:
         first = before
     largest = first + keys if isinstance(first, int) else keys if places.first is None else MAX_INT32
@@ -245,7 +246,7 @@ def _visible(mask: Tensor) -> Tensor:
     """Return whether each query may see each key."""
     if mask.is_floating_point():  # the caller's mask
         return mask > torch.finfo(mask.dtype).min / 2
-    return mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
+    return mask if mask.dtype == torch.bool else mask > -HIDDEN_DISTANCE // 2
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:

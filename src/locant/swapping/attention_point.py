@@ -1,8 +1,8 @@
 """The attention modules of a `transformers` model, and our attention function in them.
 
-`transformers` calls the attention function that the configuration names, and a mask function of the same name. A
-swapped model names ours, which are in `attention_function.py`. The hooks of `token_places.py` pass the positions of the
-tokens to them.
+`transformers` calls the attention function that the configuration names, and the mask function with the same name. The
+configuration of a swapped model names our functions, which are in `attention_function.py`. The hooks of
+`token_places.py` pass the positions of the tokens to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from locant.swapping.forward_arguments import named_argument
 NAME = "locant"
 """The name of our attention function, for all models."""
 SUPPORTED = ("sdpa", "eager")
-"""The attention functions that ours can call, because they take a mask of numbers."""
+"""The attention functions that our function can call, because they take a mask of numbers."""
 
 
 def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
@@ -59,7 +59,7 @@ def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
 def install_function(owner: Any, undo: ExitStack) -> None:
     """Let the model call our attention function.
 
-    A hook raises an error if the model is later set to another function, because the encoding would be lost.
+    If the model is later set to another function, a hook raises an error, because the encoding would be lost.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 

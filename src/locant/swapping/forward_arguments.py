@@ -1,8 +1,8 @@
 """The arguments of a foreign forward, found by the names in its signature.
 
-Releases rename arguments: the cache of `transformers` was `past_key_values` up to 5.23 and is `cache` from 5.24 on. A
-value that is read by the old name is silently missing. So we look up the names once, when a hook is attached. If a
-forward has no known name for a necessary argument, we raise `InputError`.
+Releases rename arguments. The cache of `transformers` was `past_key_values` up to 5.23 and is `cache` since 5.24.
+Code that reads the old name silently gets no value. So we look up the names once, when a hook is attached. If a forward
+has no known name for a necessary argument, we raise `InputError`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def cache_in(result: Any) -> Any:
 def _has_cache(model: nn.Module) -> bool:
     """Return whether a model needs a cache.
 
-    It needs a cache if its attention is causal, or if its forward or a forward that it overrides has an argument for a
-    cache.
+    It does if its attention is causal, or if its forward or an overridden forward has an argument for a cache.
     """
     if any(getattr(each, "is_causal", None) is True for each in model.modules()):
         return True

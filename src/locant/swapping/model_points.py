@@ -54,6 +54,12 @@ class ModelPoints:
         """The rotary encodings of the configuration."""
         return [each for point in self.rotary for each in point.own.values()]
 
+    def describe_own_rotation(self, layer: int) -> str:
+        """Describe the rotary encoding of a layer, or all that may be its encoding if its type does not decide it."""
+        kind = self.layer_types[layer]
+        by_point = [[point.own[kind]] if kind in point.own else [*point.own.values()] for point in self.rotary]
+        return " or ".join(dict.fromkeys(str(each) for own in by_point for each in own))
+
     @property
     def old_positions(self) -> str:
         """The positions that a new encoding replaces."""
@@ -72,7 +78,7 @@ class ModelPoints:
 
     @cached_property
     def bias_by_layer(self) -> Sequence[BiasPoint]:
-        """The stack of every layer. Empty without T5's bias."""
+        """The stack that each layer belongs to. Empty without T5's bias."""
         return [point for point in self.biases for _ in point.layers]
 
     @property
@@ -124,7 +130,8 @@ def find_points(model: Any, angles: AngleMode) -> ModelPoints:
     """Return the points of a model.
 
     Raises:
-        InputError: `model` is not a model of `transformers`, is already swapped, or has unknown positions.
+        InputError: `model` is not a model of `transformers`, is already swapped, has positions that cannot be measured,
+            or has rotary modules of several inner models.
     """
     inner = _require_model(model)
     rotary = rotary_points(inner, angles=angles)
@@ -145,7 +152,7 @@ def _require_model(model: Any) -> Any:
     """Return the model, or the model inside a PEFT model.
 
     Raises:
-        InputError: it is not a model of `transformers`, or it is already swapped.
+        InputError: its class is not part of `transformers`, or it is already swapped.
     """
     require("transformers", "swapping encodings")
     from transformers import PreTrainedModel

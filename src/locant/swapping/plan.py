@@ -1,8 +1,8 @@
 """The encoding of every layer, and the `locant` entry of the configuration that stores it.
 
 `from_pretrained` of `transformers` would load a saved model without its encoding and without an error. So the
-configuration also names an attention function that does not exist, `LOADER`. `from_pretrained` then raises an error
-that contains this name.
+configuration also names functions and a fusion that do not exist. `from_pretrained` checks these names, and raises an
+error that contains `LOADER`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMEDY = 'layers={"every": 4, "encoding": locant.encoding("nope")}, or pass a fu
 def encodings_by_layer(
     encoding: PositionEncoding | None, layers: LayerPlan | None, types: Sequence[str | None]
 ) -> list[PositionEncoding | None]:
-    """Return the encoding of each layer, or ``None`` if the layer keeps its own."""
+    """Return the encoding of each layer, or ``None`` for a layer that keeps its own encoding."""
     if layers is None:
         return [_require_encoding("encoding", encoding)] * len(types)
     plan = _assign_encodings(encoding, layers, types)
@@ -69,13 +69,18 @@ def _require_encoding(name: str, encoding: Any) -> PositionEncoding | None:
 
 CONFIG_KEY = "locant"
 """The entry in the configuration that stores the encodings."""
-FUNCTION_KEYS = ("attn_implementation", "_attn_implementation")
-"""The entries that name the attention function. `transformers` before 5.4 reads only the second one from a file, and
-so do the ``Auto`` classes of later releases if the caller passes another function."""
 LOADER = "locant.checkpoints.load_swapped"
-"""The function that loads a saved model. The configuration has its name in place of the name of an attention function.
-No attention function is registered under this name, so `from_pretrained` of `transformers` raises an error, even if
-locant is imported."""
+"""The function that loads a saved model."""
+FUSION_KEY = "fusion_config"
+"""The entry that names fusions of modules. Newer releases of `transformers` check it first, for every class."""
+FUSION = f"this folder has encodings of locant, load it with {LOADER}"
+"""The fusion that does not exist. The error of `transformers` is ``Unknown fusion type:`` and this text."""
+FUNCTION_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
+"""The entries that name functions, here `LOADER`. No function has this name, even if locant is imported.
+
+They are needed for releases of `transformers` that do not know fusions, and for ``from_config``. The last one, for
+mixtures of experts, is checked for every class. It is needed if the caller passes another attention function.
+"""
 
 
 def copy_configurations(model: nn.Module) -> None:
@@ -99,7 +104,19 @@ def record(
     """Write the encodings, and the index of each layer's encoding, into the configuration."""
     indices = [None if each is None else each.index for each in layers]
     entry = {"encodings": [each.description for each in encodings], "layers": indices, "angles": angles}
-    # Bypass the property of the private key, so that the model itself keeps its attention function.
-    for key, value in {CONFIG_KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER)}.items():
-        vars(config)[key] = value
-        undo.callback(vars(config).pop, key, None)  # a user may have removed it
+    values = vars(config)  # not the property of the private key, so that the model itself keeps its attention function
+    fusions = values.get(FUSION_KEY)
+    undo.callback(values.update, {} if fusions is None else {FUSION_KEY: fusions})
+    new = {CONFIG_KEY: entry, **dict.fromkeys(FUNCTION_KEYS, LOADER), FUSION_KEY: {**(fusions or {}), FUSION: True}}
+    for key, value in new.items():
+        values[key] = value
+        undo.callback(values.pop, key, None)  # a user may have removed it
+
+
+def remove_record(config: Any) -> None:
+    """Remove everything that `record` wrote from a configuration that `transformers` read from a file."""
+    delattr(config, CONFIG_KEY)
+    config._attn_implementation = config._experts_implementation = None
+    fusions = vars(config).pop(FUSION_KEY, None) or {}
+    if others := {name: each for name, each in fusions.items() if name != FUSION}:
+        config.fusion_config = others

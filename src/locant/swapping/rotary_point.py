@@ -25,7 +25,7 @@ from locant.errors import InputError, LocantError
 from locant.models.architecture import UNKNOWN
 from locant.models.config_values import LENGTHS, TRAINED, attribute
 from locant.models.encodings import rotary_from_config
-from locant.models.registry import read
+from locant.models.registry import read_config
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -36,12 +36,12 @@ ROTARY_CLASS_NAME = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 ANGLES = "position_embeddings"
 """The argument of attention modules that receives the angles."""
 
-NEAR = 11
+NUM_COMPARED = 11
 """The number of first positions that are compared, in addition to the last position of a row."""
 CLOSE = 1e-5
 LAST_BIT = 2.0**-22
 ROUNDED = 0.2
-"""The largest error of a cosine at these positions in a module whose frequencies were rounded to 16 bits."""
+"""The largest error of a cosine at the first `NUM_COMPARED` positions if frequencies were rounded to 16 bits."""
 
 Angles = Any
 """The result of a rotary module: cosines and sines, sines and cosines, or one complex tensor."""
@@ -93,8 +93,8 @@ class RotaryPoint:
         owner: the model whose layers use the module.
         own: the encoding of its configuration, for each layer type that the module distinguishes.
         form: the form of its result. If the form has no name, the angles differ from `own` at every length.
-        rounding_error: the largest difference of its cosines and sines from `own` at the first `NEAR` positions, if its
-            frequencies were rounded to 16 bits.
+        rounding_error: the largest difference of its cosines and sines from `own` at the first `NUM_COMPARED`
+            positions, if its frequencies were rounded to 16 bits.
         differs_at: the first length at which the angles differ from `own`, for each layer type with a difference.
     """
 
@@ -123,9 +123,9 @@ class RotaryPoint:
 
 
 class ForLongestRow:
-    """Rescale an encoding for the longest row of a call, as `transformers` does, if its scaling depends on the length.
+    """A function that rescales an encoding for the longest row of a call if its scaling depends on the length.
 
-    The object keeps the last rescaled encoding.
+    It does so as `transformers` does. It keeps the last rescaled encoding.
     """
 
     outside_of_graphs: ClassVar[Any] = None
@@ -170,7 +170,7 @@ class RotaryHook:
 
 
 class LayerHook:
-    """A forward pre-hook that gives the attention of one layer other angles than the model's.
+    """A forward pre-hook that replaces the model's angles in the attention of one layer.
 
     Args:
         form: the form of the model's angles.
@@ -310,7 +310,7 @@ def _lengths(config: Any, module: nn.Module) -> list[int]:
         *(attribute(config, key) for key in (TRAINED, *LENGTHS, "sliding_window")),
     }
     lengths = {length for each in configured if isinstance(each, int) for length in (each, each + 1, 2 * each)}
-    return [NEAR + 1, *sorted(length for length in lengths if NEAR + 1 < length <= rows)]
+    return [NUM_COMPARED + 1, *sorted(length for length in lengths if NUM_COMPARED + 1 < length <= rows)]
 
 
 def _own_encodings(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | None, Rotary]:
@@ -320,7 +320,7 @@ def _own_encodings(config: Any, module: nn.Module, *, takes_types: bool) -> dict
     if not (takes_types and nested):
         # A model with an unknown name has the rotary module of a known model. The layout affects its layers, but not
         # its angles. The same holds if the weights may have another layout.
-        keys = read(config)[1].rotary_keys
+        keys = read_config(config)[1].rotary_keys
         layout = (keys.layout or "half") if keys is UNKNOWN or keys.layout_doubt else None
         options: dict[str, Any] = {"layer_type": None, "angles": "float32", "layout": layout}
         return {None: rotary_from_config(Rotary, config, **options, for_all_layers=False)}
@@ -374,15 +374,17 @@ def _compare(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths:
         cos, sin = for_length.cos_sin(Positions.of(index))
         distances = {form: _distance(FORMS[form](cos, sin), angles) for form in forms}
         # Devices round the last bit of a frequency differently.
-        exact = tolerance = CLOSE + LAST_BIT * torch.tensor([*range(NEAR), length - 1])
+        exact = tolerance = CLOSE + LAST_BIT * torch.tensor([*range(NUM_COMPARED), length - 1])
         if any(map(_is_rounded, module.buffers())):
-            tolerance = torch.tensor([ROUNDED] * NEAR + [inf])  # far from position 0, 16 bits leave no correct digit
+            tolerance = torch.tensor(
+                [ROUNDED] * NUM_COMPARED + [inf]
+            )  # far from position 0, 16 bits leave no correct digit
         matches = [form for form in forms if bool((distances[form] <= tolerance).all())]
         if not matches:
             name = None if length == lengths[0] else forms[0]
             return Measurement(rotary, Form(name, sines_first), rounding_error, length)
         forms, distance = matches, distances[matches[0]]
-        rounding_error = max(rounding_error, torch.where(distance > exact, distance, 0.0)[:NEAR].max().item())
+        rounding_error = max(rounding_error, torch.where(distance > exact, distance, 0.0)[:NUM_COMPARED].max().item())
     return Measurement(rotary, Form(forms[0], sines_first), rounding_error, None)
 
 
@@ -398,13 +400,13 @@ def _result(module: nn.Module, rotary: Rotary, layer_type: str | None, length: i
     """Return the first positions and the last position of a row of this length, and the module's angles for them."""
     device = next(module.buffers(), torch.empty(0)).device
     axes = rotary.pairs.num_axes or 1
-    position_ids = torch.tensor([[*range(NEAR), length - 1]]).to(device)
+    position_ids = torch.tensor([[*range(NUM_COMPARED), length - 1]]).to(device)
     if axes > 1:  # different positions on every axis
-        by_axis = [torch.arange(NEAR, device=device) * (axis + 1) % (NEAR + 1) for axis in range(axes)]
+        by_axis = [torch.arange(NUM_COMPARED, device=device) * (axis + 1) % (NUM_COMPARED + 1) for axis in range(axes)]
         position_ids = torch.stack([torch.cat([each, position_ids[0, -1:]])[None] for each in by_axis])
     options = {} if layer_type is None else {"layer_type": layer_type}
     with torch.no_grad():
-        angles = module(torch.zeros(1, NEAR + 1, 1, device=device), position_ids=position_ids, **options)
+        angles = module(torch.zeros(1, NUM_COMPARED + 1, 1, device=device), position_ids=position_ids, **options)
     return position_ids.movedim(0, -1) if axes > 1 else position_ids, angles
 
 
@@ -418,5 +420,5 @@ def _distance(first: Angles, second: Angles) -> Tensor:
     """Return the largest difference at each position, or infinity if the forms differ."""
     pairs = [*zip(*((each,) if isinstance(each, Tensor) else each for each in (first, second)), strict=False)]
     if isinstance(first, Tensor) != isinstance(second, Tensor) or any(x.shape != y.shape for x, y in pairs):
-        return torch.full((NEAR + 1,), inf)
+        return torch.full((NUM_COMPARED + 1,), inf)
     return torch.stack([(x - y).abs().amax((0, 2)) for x, y in pairs]).amax(0).cpu()

@@ -1,4 +1,4 @@
-"""The ways in which a layer can get its encoding. Each way is a class, and each layer has an object of one class.
+"""The routes by which a layer can get its encoding. Each route is a class, and each layer has an object of one class.
 
 | class | what happens |
 |---|---|
@@ -8,8 +8,8 @@
 | `AddToScores` | our attention function rotates and biases |
 | `AddToEmbeddings` | the encoding is added to the token embeddings |
 
-`choose_route` returns such an object. Its `attach_` methods change the model if this is necessary. They also push
-callbacks onto a stack, which undo the changes.
+`choose_route` returns such an object. Its `attach_` methods change the model if necessary. They also push callbacks
+onto a stack, which undo the changes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from locant.swapping.added_point import EmbeddingPoint, T5BiasWithoutTable
 from locant.swapping.attention_function import AttentionPoint, rotates_by_class
 from locant.swapping.model_points import ModelPoints
 from locant.swapping.new_encoding import NewEncoding
-from locant.swapping.rotary_point import NEAR, LayerHook, RotaryPoint
+from locant.swapping.rotary_point import NUM_COMPARED, LayerHook, RotaryPoint
 
 
 class Route:
-    """The way in which one layer gets its encoding. This is the base class.
+    """The route by which one layer gets its encoding. This is the base class.
 
     Args:
         points: the points of the model.
         layer: the index of the layer.
-        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own.
+        new_encoding: the new encoding of the layer, or ``None`` if the layer keeps its own encoding.
     """
 
     def __init__(self, points: ModelPoints, layer: int, new_encoding: NewEncoding | None) -> None:
@@ -75,7 +75,7 @@ class Route:
         return self.needs_function and not self.points.biases
 
     def require(self, *, is_mixed: bool) -> None:
-        """Raise `InputError` if the model does not support this way, or supports it only for all layers at once."""
+        """Raise `InputError` if the model does not support this route, or supports it only for all layers at once."""
 
     def attach_to_model(self, undo: ExitStack) -> None:
         """Change the parts of the model that all layers share. This is called if all layers have this encoding."""
@@ -111,7 +111,10 @@ class Route:
 
 
 class KeepOwn(Route):
-    """The layer keeps the model's own encoding. Its angles may become exact, and its bias may not need a matrix."""
+    """The layer keeps the model's own encoding.
+
+    Its angles may become exact, and its bias may be computed without a matrix.
+    """
 
     @property
     def own_bias(self) -> T5BiasWithoutTable | None:
@@ -132,12 +135,12 @@ class KeepOwn(Route):
         return f"T5Bias({self.points.bias_by_layer[self.layer].own.extra_repr()}), added {how}"
 
     def _describe_angles(self) -> str:
-        encodings = f"{' or '.join(dict.fromkeys(map(str, self.points.own_rotations)))}, if its code rotates"
+        encodings = f"{self.points.describe_own_rotation(self.layer)}, if its code rotates"
         error = max(point.rounding_error for point in self.points.rotary)
         if error == 0:
             return encodings
         rounded = f"its frequencies were rounded to 16 bits, and its angles are off by up to {error:.2g}"
-        return f"{encodings}; {rounded} in the first {NEAR} tokens, and by more in later ones"
+        return f"{encodings}; {rounded} in the first {NUM_COMPARED} tokens, and by more in later ones"
 
 
 class RemovePositions(Route):
@@ -155,7 +158,7 @@ class ReplaceAngles(Route):
         return self.encoding
 
     def _describe_encoding(self) -> str:
-        return f"{self.encoding} in place of {self.points.own_rotations[0]}"
+        return f"{self.encoding} in place of {self.points.describe_own_rotation(self.layer)}"
 
 
 class AddToScores(Route):
@@ -166,7 +169,7 @@ class AddToScores(Route):
         return self.new_encoding
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
+        return f"{_to_one_line(self.encoding)} in its attention scores, {self.points.old_positions} removed"
 
 
 class AddToEmbeddings(Route):
@@ -191,10 +194,10 @@ class AddToEmbeddings(Route):
             EmbeddingPoint(self.new_encoding, stack, arguments).attach(undo)
 
     def _describe_encoding(self) -> str:
-        return f"{_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
+        return f"{_to_one_line(self.encoding)} added to the token embeddings, {self.points.old_positions} removed"
 
 
-def _one_line(encoding: PositionEncoding) -> str:
+def _to_one_line(encoding: PositionEncoding) -> str:
     return " ".join(str(encoding).split())
 
 
@@ -205,7 +208,8 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
     """Return the route by which a layer gets its encoding.
 
     Raises:
-        InputError: the encoding needs something that the model does not pass to its attention.
+        InputError: the encoding reads hidden states or cannot be rebuilt for every length, or the configuration does
+            not state the heads.
         RangeError: the sizes or the layout of the encoding do not fit the model.
     """
     if new_encoding is None:
@@ -257,7 +261,10 @@ def _require_fixed_length(encoding: PositionEncoding) -> None:
 
 
 def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
-    """Raise `RangeError` unless the encoding fits the layer's heads, or the width of the embeddings."""
+    """Raise `RangeError` unless the encoding fits the layer's heads, or the width of the embeddings.
+
+    Raise `InputError` if the configuration does not state the heads.
+    """
     if isinstance(encoding, RoPEPlusPlus):
         got = "got RoPEPlusPlus, which makes twice as many heads as the projection after the model's attention takes"
         raise RangeError(got, "use locant.lab.Decoder, which has a wider projection, or locant.Rotary")

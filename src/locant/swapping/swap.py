@@ -50,11 +50,11 @@ def swap(
     Args:
         model: any model of `transformers` whose extension points are known. You may compile it, shard it or give it
             adapters afterwards. A copy of a swapped model stays swapped: `undo` restores only the model passed here.
-        encoding: the encoding of every layer, or ``None`` for the model's own. It is not copied. It is moved to the
-            model's device and dtype and trained there, and `undo` leaves it there.
+        encoding: the encoding of every layer, or ``None`` for the model's own encoding. It is not copied. It is moved
+            to the model's device and dtype and trained there, and `undo` leaves it there.
         layers: a plan, if layers differ. ``{"every": 4, "encoding": other}`` gives every fourth layer the other
             encoding. A function of a layer's index and type (from ``config.layer_types``) returns the encoding of each
-            layer, or ``None`` for its own.
+            layer, or ``None`` if the layer keeps its own encoding.
         angles: the angles of the model's own encoding: ``"exact"``, or ``"float32"`` for the same bits as before. Other
             encodings are built with their own angles.
 

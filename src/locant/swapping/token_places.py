@@ -35,8 +35,8 @@ class Places(NamedTuple):
     Args:
         queries: the position ids of the queries, ``batch|1 seq``, or ``None`` if they are the slots.
         keys: the position ids of the keys, by slot. They may end before the last query if a graph continues in a static
-            cache. The ids of the remaining slots count up to the queries' ids without a gap. ``None`` if this holds for
-            all slots.
+            cache. The ids of all later slots count up to the queries' ids without a gap. ``None`` if this holds for
+            every slot.
         first: the slot of the first query, or ``None`` if it is unknown. The cache then holds all earlier keys.
     """
 

@@ -59,8 +59,8 @@ def read_corpus(
 ) -> Corpus:
     """Read the files (``-`` is standard input), or the sample text if there are no files, and encode them.
 
-    `tokenizer` is ``"bytes"`` or an argument of `Tokenizer.load`, and `download` is passed to it. Without a
-    tokenizer, a byte-level BPE of `vocab_size` (default: `default_vocab_size`) is trained on this text.
+    `tokenizer` is ``"bytes"`` or an argument of `Tokenizer.load`, and `download` is passed to it. Without a tokenizer,
+    a byte-level BPE with `vocab_size` entries (default: `default_vocab_size`) is trained on this text.
     """
     if tokenizer is not None and vocab_size is not None:
         cause = "got both a tokenizer and a vocabulary size, which is only for a tokenizer that is trained here"

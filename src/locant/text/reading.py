@@ -1,6 +1,6 @@
 """Read texts from files. A sample text is available without a file.
 
-A file is one document in UTF-8, which is read as a whole. A byte order mark is dropped, and all other bytes are kept.
+Each file is one UTF-8 document. A byte order mark is dropped, and all other bytes are kept.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def rotate_pairs(
     )
     index = case.index.to(place.device)
     module = place.load(KERNEL)
-    assert module.unsupported(q, index, there) is None
+    assert module.why_not_triton(q, index, there) is None
     module.rotate_(q, k, *into, index, there, case.layout, inverse)
     return into[0].cpu(), None if into[1] is None else into[1].cpu()
 

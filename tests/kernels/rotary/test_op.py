@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from locant import LocantError, Positions, Rotary
 from locant.kernels import native
-from locant.kernels.rotary import Tables, choose_kernel, cpu, op, rotate
+from locant.kernels.rotary import Tables, choice, choose_kernel, cpu, op, rotate
+from locant.kernels.rotary.choice import KernelChoice
 from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -294,7 +295,7 @@ def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch.object(native, "function", return_value=None):
         assert chosen("cpu") == ("cpu", f"native kernels are {native.status()}")
     assert chosen("meta") == ("reference", "there is no kernel for meta")
-    monkeypatch.setattr(op, "_has_triton", lambda: False)
+    monkeypatch.setattr(choice, "_has_triton", lambda: False)
     assert choose_kernel(torch.ones(1, 1, 1, 2), index, of).kernel in ("cpu", "native")
 
 
@@ -317,7 +318,7 @@ def test_plain_tensors_on_a_gpu_reach_the_kernel_without_an_operator(
         raise AssertionError("an operator was called")
 
     monkeypatch.setattr(Tensor, "device", property(lambda _: torch.device("cuda")))
-    monkeypatch.setattr(op, "choose_kernel", lambda *_: op.KernelChoice("triton", "q is on a GPU"))
+    monkeypatch.setattr(op, "choose_kernel", lambda *_: KernelChoice("triton", "q is on a GPU"))
     monkeypatch.setattr(triton, "rotate_", rotate_)
     monkeypatch.setattr(op, "_rotate", refuse)
     monkeypatch.setattr(op, "_rotate_", refuse)

@@ -141,7 +141,10 @@ def test_nothing_is_launched_for_nothing(shape: tuple[int, ...], place: Place) -
     x = torch.empty(shape)
     index = torch.zeros(1, shape[2], dtype=torch.int64)
     module = place.load(KERNEL)
-    with mock.patch.object(module, "_rotate_kernel", {}), mock.patch.object(module, "_interpreted", return_value=True):
+    with (
+        mock.patch.object(module, "_rotate_kernel", {}),
+        mock.patch.object(module, "_is_interpreted", return_value=True),
+    ):
         for inplace in (False, True):
             q, k = rotate_pairs(place, Case(x, x.clone(), index, "half", ROTARY_DIM), inplace=inplace)
             assert q.shape == k.shape == shape

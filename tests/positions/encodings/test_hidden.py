@@ -84,8 +84,8 @@ def test_attention_in_blocks_is_that_with_the_matrix(
 ) -> None:
     """Forward and every gradient, against float64 autograd through a matrix; in blocks and runs of a few tokens."""
     monkeypatch.setattr(blocks, "BLOCK", 8)
-    monkeypatch.setattr(blocks, "HELD", 128)
-    monkeypatch.setattr(blocks, "FAR_AT_ONCE", 16)
+    monkeypatch.setattr(blocks, "MAX_SCORES", 128)
+    monkeypatch.setattr(blocks, "MAX_FAR_KEYS", 16)
     positions, options = ARRANGEMENTS[arrangement]
     encoding, n = made(name, dtype=torch.float64), positions.seq_len
     shapes = [(2, n, D_MODEL), (2, HEADS, n, HEAD_DIM), (2, 2, n, HEAD_DIM), (2, 2, n, HEAD_DIM + 1)]

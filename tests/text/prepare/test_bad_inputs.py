@@ -159,8 +159,8 @@ def test_tasks_go_on_with_a_mended_file(folder: Path, tmp_path: Path, monkeypatc
 
 
 def test_a_document_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "WHOLE", 5000)
-    monkeypatch.setattr(engine, "PART", 1000)
+    monkeypatch.setattr(engine, "MAX_UNCUT_BYTES", 5000)
+    monkeypatch.setattr(engine, "PART_BYTES", 1000)
     small_blocks(monkeypatch, 1000)
     long = ["one two " * 900, "1" * 9000, "three " * 700 + "0" * 9000, "four"]
     (tmp_path / "a.txt").write_text("|".join(long))

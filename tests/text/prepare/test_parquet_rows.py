@@ -64,7 +64,7 @@ class TestParquet:
                 texts(path)
 
     def test_that_claims_too_much_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parquet_rows, "LARGEST", 100)
+        monkeypatch.setattr(parquet_rows, "MAX_ROW_GROUP", 100)
         parquet.write_table(pa.table({"text": ["x" * 50, "y" * 60]}), tmp_path / "a.parquet")
         with pytest.raises(InputError, match=r"row group 0 has \d+ bytes of text, expected 100 at most"):
             texts(tmp_path)

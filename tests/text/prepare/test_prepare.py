@@ -323,7 +323,7 @@ def test_standard_input_that_is_closed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WHOLE", 2**20)
+    monkeypatch.setattr(engines, "MAX_UNCUT_BYTES", 2**20)
     (tmp_path / "long.txt").write_text("x" * 2**21)
     tokenizer = Tokenizer.train("some words", 260)
     with pytest.raises(LocantError, match=r"long\.txt, after byte 0: a document has \d+ bytes"):

@@ -17,7 +17,7 @@ import pytest
 from locant import InputError
 from locant.text.prepare import finalize, prepare
 from locant.text.prepare.parts import finished_part, part_folder, sweep_parts
-from locant.text.prepare.plan import YOUNG, read_plan, sweep_plans
+from locant.text.prepare.plan import GRACE_SECONDS, read_plan, sweep_plans
 from locant.text.prepare.sources import find_sources, read_stdin
 from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
@@ -226,7 +226,7 @@ def test_the_dead_are_swept_and_the_living_are_not(
         folder.mkdir()
     (dead / "lock").touch()
     born = new.stat().st_mtime
-    clock = iter([born + YOUNG - 1, born + YOUNG + 1])  # asked for the new one alone, which has no lock
+    clock = iter([born + GRACE_SECONDS - 1, born + GRACE_SECONDS + 1])  # asked for the new one alone, which has no lock
     monkeypatch.setattr("locant.text.prepare.plan.time", SimpleNamespace(time=lambda: next(clock)))
     code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
     with subprocess.Popen(

@@ -281,7 +281,7 @@ def test_no_manifest_is_written_that_could_not_be_read(tmp_path: Path, monkeypat
         parts = {"shards": [], "tokenizer": BYTES, "end_of_text": None, "sources": [], "options": {}, **change}
         with refuses(InputError, words):
             write_manifest(tmp_path, **parts)
-    monkeypatch.setattr("locant.text.store.formats.locant.LARGEST", 100)
+    monkeypatch.setattr("locant.text.store.formats.locant.MAX_MANIFEST_BYTES", 100)
     with refuses(InputError, "more than 100"):
         write_manifest(tmp_path, shards=[], tokenizer=BYTES, end_of_text=None, sources=[], options={})
     assert list(tmp_path.iterdir()) == []

@@ -189,7 +189,7 @@ class TestOnDemand:
 
     @pytest.fixture(autouse=True)
     def _little_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engines, "ENOUGH", 20_000)
+        monkeypatch.setattr(engines, "CHOICE_BYTES", 20_000)
 
     def test_encode_uses_the_fast_engine_for_much_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tokenizer = Tokenizer.from_json(loaded("trained here").to_json())
@@ -208,8 +208,8 @@ class TestOnDemand:
     def test_another_thread_and_a_document_that_cannot_be_cut_are_no_obstacle(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engines, "PART", 1000)
-        monkeypatch.setattr(engines, "WHOLE", 20_000)
+        monkeypatch.setattr(engines, "PART_BYTES", 1000)
+        monkeypatch.setattr(engines, "MAX_UNCUT_BYTES", 20_000)
         tokenizer = Tokenizer.from_json(loaded("trained here").to_json())
         assert tokenizer.encode("a" * 30_000).size == tokenizer.encode_by_reference(["a" * 30_000])[0].size
         with tokenizer._fast._lock:
@@ -218,8 +218,8 @@ class TestOnDemand:
 
 class TestLongDocuments:
     def test_that_cannot_be_cut_are_refused_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engines, "PART", 100)
-        monkeypatch.setattr(engines, "WHOLE", 1000)
+        monkeypatch.setattr(engines, "PART_BYTES", 100)
+        monkeypatch.setattr(engines, "MAX_UNCUT_BYTES", 1000)
         engine = Engine(loaded("byte level"))
         assert engine.encode([b"a" * 1000])[1].tolist() == [engine.tokenizer.encode(b"a" * 1000).size]
         for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):

@@ -188,7 +188,7 @@ class TestStream:
         found: list[list[int]] = []
         goes_on = False
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engines, "PART", part)
+            patch.setattr(engines, "PART_BYTES", part)
             for numbers, lengths, unfinished in Engine(loaded(kind)).stream(parts):
                 assert lengths.sum() == len(numbers)
                 for i, row in enumerate(np.split(numbers, np.cumsum(lengths)[:-1])):

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from locant.text import Tokenizer, sample_text
-from locant.text.tokenizer.engine import ENOUGH
+from locant.text.tokenizer.engine import CHOICE_BYTES
 from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.text.tokenizer.zoo import ATOMS
 
@@ -31,11 +31,11 @@ def odd_texts(number: int, longest: int) -> list[str]:
 
 
 def real_text() -> str:
-    """More than `ENOUGH`, with a character here and there that is newer than Unicode 3.2."""
+    """More than `CHOICE_BYTES`, with a character here and there that is newer than Unicode 3.2."""
     lines = sample_text().splitlines(keepends=True)
     luck, strange = random.Random(0), ["ᵃ", "ⱥ", "ꟍ ", "\U0001e4d0", "ᲀ", "e\u0301", "Å"]
     text = "".join(line + luck.choice(strange) * (luck.random() < 0.01) for line in lines * 3)
-    assert len(text) > ENOUGH
+    assert len(text) > CHOICE_BYTES
     return text
 
 

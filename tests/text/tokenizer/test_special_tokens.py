@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.tokenizer.definition import without
+from locant.text.tokenizer.definition import hide_tokens
 from tests.text.tokenizer.zoo import KINDS, definition, forbidden, library, loaded
 
 
@@ -83,7 +83,7 @@ class TestPlainText:
     def test_cannot_spell_the_hidden_name(self) -> None:
         """Special tokens are renamed to something random, so nothing that is written in the code makes one."""
         names = [
-            {token["content"] for token in without(json.loads(definition("word level")), {"[CLS]"})["added_tokens"]}
+            {token["content"] for token in hide_tokens(json.loads(definition("word level")), {"[CLS]"})["added_tokens"]}
             for _ in range(2)
         ]
         assert names[0] & names[1] == {"[UNK]"}

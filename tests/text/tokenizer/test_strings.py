@@ -1,7 +1,8 @@
 """Any string and any bytes, by either engine: the same ids, none special, and the text again or a declared loss.
 
-Ten thousand texts for the slow suite, some hundred for the quick one. They are made of what has broken
-tokenizers: surrogates, NUL, right-to-left text, invalid UTF-8, special tokens spelled out, runs of one character.
+Ten thousand texts for the sweep, two thousand for the slow suite, some hundred for the quick one. They are made of
+what has broken tokenizers: surrogates, NUL, right-to-left text, invalid UTF-8, special tokens spelled out, runs of one
+character.
 """
 
 from __future__ import annotations
@@ -82,6 +83,14 @@ def test_every_string_has_ids_and_comes_back(texts: list[bytes]) -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
+@given(texts=st.lists(TEXTS, min_size=BATCH, max_size=BATCH))
+def test_two_thousand_strings_have_ids_and_come_back(texts: list[bytes]) -> None:
+    check(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
 @settings(max_examples=250)
 @given(texts=st.lists(TEXTS, min_size=BATCH, max_size=BATCH))
 def test_ten_thousand_strings_have_ids_and_come_back(texts: list[bytes]) -> None:

@@ -331,8 +331,8 @@ def texts_of(tokenizer: Tokenizer, *, special: bool, seed: int, number: int, len
 @pytest.mark.parametrize("case", CASES)
 def test_ids_are_those_of_the_library(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts below and above what `encode` gives to the fast engine, which is less here, and with special tokens."""
-    monkeypatch.setattr(engines, "ENOUGH", 5_000)
-    monkeypatch.setattr(engines, "PART", 3_000)
+    monkeypatch.setattr(engines, "CHOICE_BYTES", 5_000)
+    monkeypatch.setattr(engines, "PART_BYTES", 3_000)
     oracle, tokenizer = _oracle(_definition(case)), Tokenizer.from_json(_definition(case))
 
     def expected(texts: list[str]) -> list[list[int]]:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from locant.errors import InputError, RangeError
 from locant.text.windows import BatchSampler
-from locant.text.windows.loader import LISTED, Permutation
+from locant.text.windows.loader import MAX_LISTED, Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import permuted, share
 
-LARGE = [LISTED - 1, LISTED, LISTED + 1, 300**2 - 1, 300**2, 300**2 + 1, 300 * 301 + 1, 999_983]
+LARGE = [MAX_LISTED - 1, MAX_LISTED, MAX_LISTED + 1, 300**2 - 1, 300**2, 300**2 + 1, 300 * 301 + 1, 999_983]
 
 
 class TestAnOrder:

@@ -3,10 +3,10 @@
 Any part of such a bias can be computed separately, and the gradient of the bias is the gradient of the scores. So
 neither the whole bias nor its whole gradient is stored. The forward and the backward pass compute the bias of one block
 for some heads. The log-sum-exps combine the blocks into the softmax over a row. Scores are in float32 at least, and
-only a few times `HELD` scores exist at a time.
+only a few times `MAX_SCORES` scores exist at a time.
 
-At a distance of `far` or more, the bias is the sum of a number of the query and a number of the key. For such keys the
-forward pass uses torch's fused kernel. The numbers of the keys are a mask whose rows all share one memory, and the
+At a distance of `far` or more, the bias is the sum of one number for the query and one number for the key. For such
+keys the forward pass uses torch's fused kernel. The numbers of the keys are a mask whose rows all share one memory. The
 number of the query is added to the log-sum-exp.
 """
 
@@ -23,37 +23,37 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from locant.arguments import Real
-from locant.attention.inputs import Attended, AttentionInputs
+from locant.attention.inputs import AttentionInputs, AttentionResult
 from locant.attention.mask import AttentionMask
 from locant.positions.distances import bias_dtype
 from locant.positions.score_bias import Lookup, Pairwise
 
 BLOCK = 256
 """The number of queries, and of keys, in a block."""
-HELD = 2**16
+MAX_SCORES = 2**16
 """The number of scores to compute at a time. It determines the number of heads."""
-HIDDEN = -1e30
+HIDDEN_SCORE = -1e30
 """The score of a key that the mask does not allow. A row of infinities would give NaN."""
-FAR_AT_ONCE = 4096
+MAX_FAR_KEYS = 4096
 """The largest number of keys in a call of torch's kernel. They are copied for every head."""
-SMALLEST = -80.0
+MIN_LOG_WEIGHT = -80.0
 """The smallest logarithm of a weight in the backward pass. Arithmetic near the smallest float32 numbers is slow."""
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # this kernel also returns the log-sum-exp
 
 BlockBias = Lookup | Pairwise
-"""A bias of which any part can be computed separately."""
+"""A bias whose parts can be computed separately."""
 Arguments = tuple[BlockBias, AttentionMask, Real, Real | None]
 """The bias, the mask, the scale and the soft cap."""
 
 
-def attention_by_blocks(inputs: AttentionInputs) -> Attended:
+def attention_by_blocks(inputs: AttentionInputs) -> AttentionResult:
     """Return the output and the log-sum-exp of every query, without dropout, on a CPU."""
     bias = cast("BlockBias", inputs.bias)
     tensors = bias.tensors
     arguments: Arguments = (bias.with_tensors([None] * len(tensors)), inputs.mask, inputs.scale, inputs.softcap)
     y, lse = _BlockwiseAttention.apply(arguments, inputs.q, inputs.k, inputs.v, *tensors)
-    return Attended(y.to(inputs.q.dtype), lse)
+    return AttentionResult(y.to(inputs.q.dtype), lse)
 
 
 class _Block(NamedTuple):
@@ -64,7 +64,7 @@ class _Block(NamedTuple):
     hidden: Bool[Tensor, "#batch 1 query key"] | None
     """The pairs that the mask does not allow, or ``None`` if it allows all pairs."""
     far: bool
-    """Whether the bias is a sum of a number of the query and a number of the key."""
+    """Whether the bias is the sum of one number for the query and one number for the key."""
     bias: BlockBias
 
 
@@ -99,14 +99,14 @@ class _Rows:
         """Return the output and the log-sum-exp over the keys of a block."""
         block_k, block_v = (self.select(x, block.keys) for x in (k, v))
         if block.far:
-            query_bias, key_bias = block.bias.of_heads(self.heads).of_far()
+            query_bias, key_bias = block.bias.select_heads(self.heads).far_terms()
             row = None if key_bias is None else key_bias[:, :, None].to(self.q.dtype).expand(*self.q.shape[:3], -1)
             width = max(self.q.shape[-1], v.shape[-1])
             y, lse = FLASH(*(_pad_width(x, width) for x in (self.q, block_k, block_v)), attn_mask=row, scale=1.0)
             return y[..., : v.shape[-1]], lse if query_bias is None else lse + query_bias
-        scores, _ = self.scores(block_k, block.bias.of_heads(self.heads).dense())
+        scores, _ = self.scores(block_k, block.bias.select_heads(self.heads).dense())
         if block.hidden is not None:
-            scores.masked_fill_(block.hidden, HIDDEN)
+            scores.masked_fill_(block.hidden, HIDDEN_SCORE)
         weights = torch.softmax(scores, -1)
         lse = scores.amax(-1) - weights.amax(-1).log()  # the largest weight is 1 / sum(exp(score - largest score))
         return weights @ block_v, lse
@@ -121,7 +121,7 @@ def _pad_width(x: Tensor, width: int) -> Tensor:
 def _tiles(arguments: Arguments, q: Tensor, k: Tensor) -> Iterator[tuple[list[_Block], list[_Rows]]]:
     """Yield the blocks of keys and the groups of heads for each tile of queries."""
     scale = arguments[2]
-    num_heads = max(1, HELD // (q.shape[0] * BLOCK * BLOCK))
+    num_heads = max(1, MAX_SCORES // (q.shape[0] * BLOCK * BLOCK))
     shared = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
     for start in range(0, q.shape[2], BLOCK):
         rows = slice(start, min(start + BLOCK, q.shape[2]))
@@ -151,12 +151,12 @@ def _blocks(arguments: Arguments, rows: slice) -> list[_Block]:
 
 
 def _merge_far_blocks(bias: BlockBias, rows: slice, mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
-    """Return blocks with the same keys, in which adjacent far blocks are one block."""
+    """Merge adjacent far blocks into one block, and return all blocks."""
     merged: list[_Block] = []
     for block in blocks:
         last = merged[-1] if merged else block
         is_adjacent = last.far and block.far and last.keys.stop == block.keys.start
-        if is_adjacent and block.keys.stop - last.keys.start <= FAR_AT_ONCE:
+        if is_adjacent and block.keys.stop - last.keys.start <= MAX_FAR_KEYS:
             keys = slice(last.keys.start, block.keys.stop)
             both = AttentionMask(block.mask.queries, mask.keys.slice(keys.start, keys.stop), mask.causal, mask.window)
             merged[-1] = _Block(keys, both, None, True, bias.tile(rows, keys))
@@ -180,7 +180,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         arguments = (arguments[0].with_tensors(learned), *arguments[1:])
         wide = bias_dtype(q)
         y = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=wide)
-        lse = q.new_full(q.shape[:3], HIDDEN, dtype=wide)
+        lse = q.new_full(q.shape[:3], HIDDEN_SCORE, dtype=wide)
         for blocks, parts in _tiles(arguments, q, k):
             merged = _merge_far_blocks(arguments[0], parts[0].rows, arguments[1], blocks)
             for part in parts:
@@ -191,7 +191,7 @@ class _BlockwiseAttention(torch.autograd.Function):
                     part_y *= (part_lse - total_lse).exp_()[..., None]
                     part_y += block_y.mul_((block_lse - total_lse).exp_()[..., None])
                     part_lse.copy_(total_lse)
-        has_no_keys = lse <= HIDDEN / 2
+        has_no_keys = lse <= HIDDEN_SCORE / 2
         y.masked_fill_(has_no_keys[..., None], 0.0)
         lse.masked_fill_(has_no_keys, float("-inf"))
         ctx.save_for_backward(q, k, v, y, lse, *learned)
@@ -208,7 +208,7 @@ class _BlockwiseAttention(torch.autograd.Function):
         grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=y.dtype) for x in (q, k, v))
         needs_grad = ctx.needs_input_grad[4:]
         grad_learned = [
-            torch.zeros_like(x, dtype=torch.float64 if x.numel() < HELD else bias_dtype(x)) if needed else None
+            torch.zeros_like(x, dtype=torch.float64 if x.numel() < MAX_SCORES else bias_dtype(x)) if needed else None
             for x, needed in zip(learned, needs_grad, strict=True)
         ]
         gradient = ctx.arguments[0].with_tensors(grad_learned)  # its parts are views of the gradients of a part
@@ -220,19 +220,19 @@ class _BlockwiseAttention(torch.autograd.Function):
                 mean = (mean if grad_lse is None else mean - grad_lse[index])[..., None]
                 for block in blocks:
                     block_k, block_v = part.select(k, block.keys), part.select(v, block.keys)
-                    part_bias = block.bias.of_heads(part.heads)
+                    part_bias = block.bias.select_heads(part.heads)
                     pairs = zip(part_bias.tensors, needs_grad, strict=True)
                     leaves = [x if x is None else x.detach().requires_grad_(needed) for x, needed in pairs]
                     with torch.enable_grad():
                         bias = part_bias.with_tensors(leaves).dense()
                     weights, bounded = part.scores(block_k, bias.detach())
-                    weights.sub_(lse[index][..., None]).clamp_(min=SMALLEST).exp_()
+                    weights.sub_(lse[index][..., None]).clamp_(min=MIN_LOG_WEIGHT).exp_()
                     if block.hidden is not None:
                         weights.masked_fill_(block.hidden, 0.0)
                     grad_v[:, :, block.keys].index_add_(1, part.shared, weights.mT @ grad[index])
                     grad_scores = (grad[index] @ block_v.mT).sub_(mean).mul_(weights)
                     if bias.requires_grad:
-                        totals = gradient.of_heads(part.heads).tile(part.rows, block.keys).tensors
+                        totals = gradient.select_heads(part.heads).tile(part.rows, block.keys).tensors
                         _add_gradients(totals, leaves, bias, grad_scores)
                     if bounded is not None:
                         grad_scores.addcmul_(grad_scores, bounded.square_(), value=-1)

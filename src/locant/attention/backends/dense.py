@@ -10,9 +10,9 @@ mask, and everything else needs a boolean mask.
 On a CPU the kernel accepts a float32 mask with 16-bit queries. On accelerators it must not get such a mask, because
 cuDNN reads the bytes of the mask as numbers of the queries' dtype (pytorch#191612). There attention with a bias is
 computed in float32. A mask rounded to 16 bits would be faster but wrong if far keys matter. With KERPLE over 4096
-tokens, and queries that look for the first 512 of them, the error of outputs was 0.020 times the largest output in
+tokens, and queries that look for the first 512 tokens, the error of outputs was 0.020 times the largest output in
 bfloat16 and 0.0027 times in float16, even after the largest entry of each row was subtracted. If attention is computed
-in float32, only the rounding of the output remains, 0.003 and 0.0004.
+in float32, only the rounding of the output remains: 0.003 times in bfloat16 and 0.0004 times in float16.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from locant.attention.inputs import Attended, AttentionInputs
+from locant.attention.inputs import AttentionInputs, AttentionResult
 from locant.attention.mask import Dense
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions.distances import bias_dtype
 
 
-def eager_attention(inputs: AttentionInputs) -> Attended:
+def eager_attention(inputs: AttentionInputs) -> AttentionResult:
     """Return the output and, if requested, the log-sum-exp and the weights."""
     inputs = _repeat_keys_for_export(inputs)
     q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask.dense()
@@ -40,7 +40,7 @@ def eager_attention(inputs: AttentionInputs) -> Attended:
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
     products = _split_groups(_stack_groups(q.to(dtype), groups) @ k.to(dtype).transpose(-1, -2), groups)
-    scores = inputs.capped(products * inputs.scale)
+    scores = inputs.cap_scores(products * inputs.scale)
     if bias is not None:
         scores = scores + bias
     scores = mask.hide(scores)
@@ -48,7 +48,7 @@ def eager_attention(inputs: AttentionInputs) -> Attended:
     y = _split_groups(_stack_groups(F.dropout(weights, inputs.dropout_p), groups) @ v.to(dtype), groups).to(q.dtype)
     y = mask.blank(y.clone() if groups > 1 else y)  # not a view, which FSDP does not handle well
     lse = mask.without_keys(scores.logsumexp(dim=-1)) if inputs.needs_lse else None
-    return Attended(y, lse, weights if inputs.return_weights else None)
+    return AttentionResult(y, lse, weights if inputs.return_weights else None)
 
 
 def _repeat_keys_for_export(inputs: AttentionInputs) -> AttentionInputs:

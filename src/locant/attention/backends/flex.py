@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.arguments import Real
-from locant.attention.inputs import Attended, AttentionInputs
+from locant.attention.inputs import AttentionInputs, AttentionResult
 from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
 from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
@@ -73,7 +73,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     return None
 
 
-def flex_attention(inputs: AttentionInputs) -> Attended:
+def flex_attention(inputs: AttentionInputs) -> AttentionResult:
     """Return the output and, if needed, the log-sum-exp. The bias is the encoding's `score_mod`."""
     queries = inputs.q.shape[2]
     inputs = _pad_to_power_of_two(inputs) if inputs.q.device.type == "cpu" else inputs
@@ -85,7 +85,7 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale}
     options |= {"enable_gqa": inputs.is_grouped, "kernel_options": _kernel_options(inputs)}
     if not inputs.needs_lse and learned is None:
-        return Attended(_run(inputs.q, inputs.k, inputs.v, **options)[:, :, :queries])
+        return AttentionResult(_run(inputs.q, inputs.k, inputs.v, **options)[:, :, :queries])
     from torch.nn.attention.flex_attention import AuxRequest
 
     y, extra = _run(inputs.q, inputs.k, inputs.v, **options, return_aux=AuxRequest(lse=True))
@@ -93,7 +93,7 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     if learned is not None:
         numbers = _to_pairs(inputs.mask, mask, learned.first), inputs.scale, inputs.softcap
         y, lse = with_gradients(y, lse, inputs.q, inputs.k, inputs.v, learned.biases, *numbers)
-    return Attended(y[:, :, :queries], lse[:, :, :queries])
+    return AttentionResult(y[:, :, :queries], lse[:, :, :queries])
 
 
 def _kernel_options(inputs: AttentionInputs) -> dict[str, Any] | None:
@@ -200,14 +200,14 @@ def _run(*tensors: Tensor, **options: Any) -> Any:
 
     try:
         with config.patch(recompile_limit=MAX_KERNELS):
-            return _compiled(tensors[0].device.type)(*tensors, **options)
+            return _compile_for(tensors[0].device.type)(*tensors, **options)
     except TorchDynamoException as error:
         cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise LocantError(f"torch could not compile FlexAttention here: {cause}", "backend='tiled'") from error
 
 
 @functools.cache
-def _compiled(device: str) -> Callable[..., Any]:
+def _compile_for(device: str) -> Callable[..., Any]:
     from torch.nn.attention import flex_attention
 
     return torch.compile(flex_attention.flex_attention, fullgraph=True, dynamic=False if device == "cpu" else None)

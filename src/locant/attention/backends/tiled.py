@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from locant.attention.backends.blocks import attention_by_blocks
 from locant.attention.backends.dense import eager_attention, sdpa_attention, sdpa_obstacle, to_bias_dtype
-from locant.attention.inputs import Attended, AttentionInputs, concatenate
+from locant.attention.inputs import AttentionInputs, AttentionResult, concatenate
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping, is_plain_eager
@@ -73,14 +73,14 @@ def choose_method(inputs: AttentionInputs) -> Method:
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
     if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
         return Method("table", "there is one query, so each distance occurs once")
-    has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
+    has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.cost_grows_with_heads
     can_use_blocks = on_cpu and has_blocks and inputs.q.shape[2] >= MIN_ROWS
     if can_use_blocks and not (torch.compiler.is_compiling() or is_mapping()):
         return Method("blocks", "mask and bias are computed for a block of queries and keys at a time")
     return Method("tiles", "mask and bias are computed for a tile of queries at a time")
 
 
-def tiled_attention(inputs: AttentionInputs, method: Method) -> Attended:
+def tiled_attention(inputs: AttentionInputs, method: Method) -> AttentionResult:
     """Return the output and, if needed, the log-sum-exp."""
     if method.rows is not None:
         return _attend_by_document(inputs, method.rows)
@@ -89,7 +89,7 @@ def tiled_attention(inputs: AttentionInputs, method: Method) -> Attended:
     return (_attend_with_table if method.name == "table" else attention_by_blocks)(inputs.without_padding())
 
 
-def _attend_with_table(inputs: AttentionInputs) -> Attended:
+def _attend_with_table(inputs: AttentionInputs) -> AttentionResult:
     has_hidden_keys = inputs.mask.window is not None and inputs.is_decoding
     # Removing keys would fix the length of compiled code. There the kernel skips hidden keys.
     if has_hidden_keys and not torch.compiler.is_compiling():
@@ -97,7 +97,7 @@ def _attend_with_table(inputs: AttentionInputs) -> Attended:
     q, k, v, offset = inputs.q, inputs.k, inputs.v, inputs.mask.offset or 0
     table = _table(inputs, offset - k.shape[2] + 1, offset + q.shape[2] - 1)
     bounds = inputs.mask.distance_bounds(offset)
-    return Attended(*distance_attention(q, k, v, table, *bounds, inputs.scale, inputs.softcap))
+    return AttentionResult(*distance_attention(q, k, v, table, *bounds, inputs.scale, inputs.softcap))
 
 
 def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#heads distances"]:
@@ -109,7 +109,7 @@ def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#he
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 
-def _attend_by_document(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
+def _attend_by_document(inputs: AttentionInputs, rows: list[list[Segment]]) -> AttentionResult:
     """Attend within every document. `rows` is a single row if all rows are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
     table = _table(inputs, 1 - longest, longest - 1)
@@ -119,17 +119,17 @@ def _attend_by_document(inputs: AttentionInputs, rows: list[list[Segment]]) -> A
         return _attend_to_row(inputs, table, rows[0], *tensors)
     row_tensors = zip(rows, *(x.split(1) for x in tensors), strict=True)
     parts = [_attend_to_row(inputs, table, *each) for each in row_tensors]
-    return Attended(*result) if result else concatenate(parts, dim=0)
+    return AttentionResult(*result) if result else concatenate(parts, dim=0)
 
 
 def _attend_to_row(
     inputs: AttentionInputs, table: Tensor, row: list[Segment], q: Tensor, k: Tensor, v: Tensor, *onto: Tensor
-) -> Attended:
+) -> AttentionResult:
     """Attend within every document of a row. `table` has an entry for each distance within the longest document.
 
     If `onto` is an empty output and log-sum-exp, the results are written to it. Otherwise they are concatenated.
     """
-    middle, parts, lengths = table.shape[1] // 2, list[Attended](), [part.length for part in row]
+    middle, parts, lengths = table.shape[1] // 2, list[AttentionResult](), [part.length for part in row]
     split = (_Split.apply(x, lengths) for x in (q, k, v))
     outputs = (None,) * len(row) if not onto else zip(*(x.split(lengths, dim=2) for x in onto), strict=True)
     for (length, is_document), q_part, k_part, v_part, output in zip(row, *split, outputs, strict=True):
@@ -137,14 +137,14 @@ def _attend_to_row(
             entries = table[:, middle - length + 1 : middle + length]
             first, last = distance_bounds(0, length, length, inputs.mask.causal, inputs.mask.window)
             options = (first, last, inputs.scale, inputs.softcap)
-            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *options, onto=output)))
+            parts.append(AttentionResult(*distance_attention(q_part, k_part, v_part, entries, *options, onto=output)))
         elif output is None:
-            parts.append(Attended(*_empty_result(q, v, table, length)))
-    return Attended(*onto) if onto else concatenate(parts, dim=2)
+            parts.append(AttentionResult(*_empty_result(q, v, table, length)))
+    return AttentionResult(*onto) if onto else concatenate(parts, dim=2)
 
 
 def _empty_result(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp of `queries` queries without a key."""
+    """Return the output and the log-sum-exp for this number of queries without a key."""
     return q.new_zeros(*q.shape[:2], queries, v.shape[-1]), table.new_full((*q.shape[:2], queries), float("-inf"))
 
 
@@ -167,7 +167,7 @@ class _Split(torch.autograd.Function):
             return torch.cat(grads, dim=2), None
 
 
-def _attend_by_tile(inputs: AttentionInputs) -> Attended:
+def _attend_by_tile(inputs: AttentionInputs) -> AttentionResult:
     is_plain, dtype, queries = is_plain_eager(), inputs.q.dtype, inputs.q.shape[2]
     inputs = _to_tile_dtype(inputs if is_plain else inputs.without_padding())
     rows = _rows_per_tile(inputs)
@@ -189,17 +189,17 @@ def _clear_tiles(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs
     Each tile copies its own keys. When the copies are as large as all keys, all keys are copied once.
     """
     is_decoding, copied, is_clean = inputs.is_decoding, 0, False
-    inputs = inputs.in_order(is_decoding)
+    inputs = inputs.with_padding_order(is_decoding)
     for start in range(0, inputs.q.shape[2], rows):
         if not is_clean and copied >= inputs.k.shape[2]:
-            inputs, is_clean = inputs.cleared(is_decoding), True
+            inputs, is_clean = inputs.with_zero_padding(is_decoding), True
         tile = inputs.tile(start, start + rows)
-        cleared = tile if is_clean else tile.cleared(is_decoding)
+        cleared = tile if is_clean else tile.with_zero_padding(is_decoding)
         copied += 0 if cleared.k is tile.k else tile.k.shape[2]
         yield cleared
 
 
-def _write_parts(parts: Iterator[Attended], queries: int, dtype: torch.dtype) -> Attended:
+def _write_parts(parts: Iterator[AttentionResult], queries: int, dtype: torch.dtype) -> AttentionResult:
     """Write the outputs and log-sum-exps of consecutive tiles into one result, one tile at a time."""
     results, start = list[Tensor](), 0
     for part in parts:
@@ -209,7 +209,7 @@ def _write_parts(parts: Iterator[Attended], queries: int, dtype: torch.dtype) ->
         for result, x in zip(results, tensors, strict=True):
             result[:, :, start:stop] = x
         start = stop
-    return Attended(*results)
+    return AttentionResult(*results)
 
 
 def _to_tile_dtype(inputs: AttentionInputs) -> AttentionInputs:
@@ -219,9 +219,9 @@ def _to_tile_dtype(inputs: AttentionInputs) -> AttentionInputs:
     return inputs.with_tensors(*(x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v)))
 
 
-def _attend_to_tile(tile: AttentionInputs) -> Attended:
+def _attend_to_tile(tile: AttentionInputs) -> AttentionResult:
     tile = dataclasses.replace(tile)  # a checkpoint must not find the bias that the first pass stored
-    return Attended(sdpa_attention(tile)) if _is_fused(tile) else eager_attention(tile)
+    return AttentionResult(sdpa_attention(tile)) if _is_fused(tile) else eager_attention(tile)
 
 
 def _is_fused(inputs: AttentionInputs) -> bool:

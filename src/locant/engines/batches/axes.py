@@ -1,7 +1,7 @@
-"""Ids of several axes without their grids: a check of whether any texts, images and videos have such ids.
+"""Check whether ids of several axes can belong to a sequence of texts, images and videos, without their grids.
 
-Text has the same id on all axes. A grid begins like text and goes through columns, rows and frames. Text after it
-continues from its longer side, or from its largest id.
+Text has the same id on all axes. A grid begins like text and goes through columns, rows and frames. Text after a grid
+continues from the grid's longer side, or from its largest id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def form_findings(batch: Batch) -> Iterator[Finding]:
         for number in numbers[row].unique_consecutive().tolist():
             slots = ((numbers[row] == number) & batch.real[row]).nonzero()[:, 0]
             ids = [tuple(each) for each in index[row, slots].tolist()]
-            if (token := first_odd(ids)) is not None:
+            if (token := find_misplaced_token(ids)) is not None:
                 slot = int(slots[token])
                 wrong = f"position_ids {at(row, slot)} are (time, row, column) {ids[token]}"
                 before = f" after {ids[token - 1]}" if token else ""
@@ -37,11 +37,11 @@ def form_findings(batch: Batch) -> Iterator[Finding]:
                 return
 
 
-def first_odd(ids: Ids) -> int | None:
-    """Return the first token that cannot belong to a sequence of texts and grids, or ``None`` if all can.
+def find_misplaced_token(ids: Ids) -> int | None:
+    """Return the first token that cannot belong to a sequence of texts and grids, or ``None``.
 
-    >>> first_odd([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)])
-    >>> first_odd([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (5, 5, 5)])
+    >>> find_misplaced_token([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)])
+    >>> find_misplaced_token([(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (5, 5, 5)])
     5
     """
     token, allowed = 0, {ids[0][0]} if ids else set[int]()
@@ -57,7 +57,7 @@ def first_odd(ids: Ids) -> int | None:
 
 
 def _grid_at(ids: Ids, begin: int) -> tuple[int, int, int]:
-    """Return the columns, rows and frames of the largest grid that begins at a token: 1, 1 and 1 for text."""
+    """Return the columns, rows and frames of the largest grid that begins at a token, or 1, 1 and 1 for text."""
     time, row, column = ids[begin]
     columns = 1
     while ids[begin + columns : begin + columns + 1] == [(time, row, column + columns)]:

@@ -1,4 +1,4 @@
-"""The consistency check of a batch: what its tensors state about positions and documents must agree with each other."""
+"""Check that the tensors of a batch agree about positions and documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from locant.engines.batches.documents import (
 )
 from locant.engines.batches.finding import Batch, Finding
 from locant.engines.batches.ids import counts_padding, id_findings, padding_findings
-from locant.engines.batches.images import GRIDS, has_grids, image_findings, not_compared
+from locant.engines.batches.images import GRIDS, has_grids, image_findings, why_not_compared
 from locant.engines.batches.masks import (
     future_findings,
     future_unchecked,
@@ -37,7 +37,7 @@ ROWS = ("input_ids", "labels", "position_ids", "attention_mask", "token_type_ids
 PER_TOKEN = ("labels", "token_type_ids", "mm_token_type_ids", "seq_idx")
 SINGLE = ("max_length_q", "max_length_k", "use_cache")
 MOST_AXES = 4
-"""The number of axes of HunYuan-VL."""
+"""The largest number of axes, which HunYuan-VL has."""
 
 
 class Findings(tuple[Finding, ...]):
@@ -45,7 +45,7 @@ class Findings(tuple[Finding, ...]):
 
     Args:
         findings: the sentences.
-        unchecked: sentences on what was not checked, and why.
+        unchecked: sentences about the checks that could not run, and the reasons.
     """
 
     unchecked: tuple[str, ...]
@@ -69,14 +69,14 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
     A mistake whose cost was measured in trained models states it. The most costly comes first, after the mistakes
     whose cost is unknown.
 
-    Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted. The
-    ``unchecked`` of the result lists what needs a model to be checked.
+    Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted.
+    ``unchecked`` in the result lists the checks that need a model.
 
     Args:
         batch: the arguments of a call of a model of `transformers`. The check reads ``input_ids``, ``position_ids``,
             ``attention_mask``, ``labels``, ``token_type_ids``, ``cu_seq_lens_q`` and ``cu_seq_lens_k``,
             ``max_length_q`` and ``max_length_k``, ``seq_idx``, ``image_grid_thw``, ``video_grid_thw``,
-            ``second_per_grid_ts`` and ``mm_token_type_ids``, if they are there.
+            ``second_per_grid_ts`` and ``mm_token_type_ids``, if present.
         axes: 3 for models with positions of time, rows and columns, such as Qwen2-VL. Default: the axes of the model.
         model: the model, its configuration, its folder, or the name of a preset such as ``"gpt2"``.
 
@@ -96,7 +96,7 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
     except _MisshapenError as error:
         return Findings(error.findings)
     found = sorted(_findings(read, axes), key=lambda finding: rank(finding.kind))
-    return Findings(found, _unchecked(read, axes))
+    return Findings(found, _find_unchecked(read, axes))
 
 
 class _MisshapenError(Exception):
@@ -145,7 +145,7 @@ def _shape(message: str, remedy: str) -> _MisshapenError:
 
 
 def _arrange(tensors: Mapping[str, Tensor], axes: int | None, facts: ModelFacts) -> Batch:
-    """Return the batch as the checks read it. Raise `_MisshapenError` if shapes do not fit each other."""
+    """Return the `Batch` for the checks. Raise `_MisshapenError` if shapes do not fit each other."""
     mask = tensors.get("attention_mask")
     if mask is not None and mask.ndim not in (2, 4):
         raise _shape(f"attention_mask has {mask.ndim} axes", "use (batch, seq), or (batch, heads or 1, seq, seq)")
@@ -186,7 +186,7 @@ def _fits(mask: Tensor, shape: torch.Size) -> bool:
 
 
 def _ids(ids: Tensor, shape: torch.Size | None, axes: int | None) -> tuple[Tensor | None, Tensor, torch.Size]:
-    """Return the ids of text and the ids of all axes, for each row of the batch."""
+    """Return the ids of text, the ids of all axes, and the numbers of rows and tokens."""
     try:
         text, index = split_position_ids(ids)
     except LocantError as error:
@@ -239,10 +239,10 @@ def _axes_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
         yield Finding("axes", wrong, "give (batch, seq)" if axes == 1 else f"give ({axes}, batch, seq)")
 
 
-def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
-    """Yield what was not checked, and why."""
+def _find_unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
+    """Yield a sentence about each check that could not run, with the reason."""
     facts = batch.facts
-    if facts.absolute is None and counts_padding(batch):
+    if facts.adds_positions is None and counts_padding(batch):
         why = f"{facts.name} may be one ({facts.doubt})" if facts.doubt else "give the model"
         yield f"padding before tokens, which models with absolute positions count (GPT-2): {why}"
     document = documents_from_batch(batch)
@@ -253,6 +253,6 @@ def _unchecked(batch: Batch, axes: int | None) -> Iterator[str]:
         yield "documents in several rows, which only sdpa and eager attention look for, not FlashAttention"
     if facts.makes_cache and "use_cache" not in batch.tensors and only_ids_separate(batch):
         yield "whether a cache is made, because then a model looks for no documents in ids: set use_cache=False"
-    for why in (future_unchecked(batch), not_compared(batch, axes)):
+    for why in (future_unchecked(batch), why_not_compared(batch, axes)):
         if why is not None:
             yield why

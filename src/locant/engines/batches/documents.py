@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
+from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, first_place
 from locant.errors import LocantError
 from locant.positions.batches import BOUNDARIES, document_positions, documents_of_boundaries, documents_of_ids
 
@@ -68,7 +68,7 @@ def _compare_lengths_with_ids(document: Int[Tensor, "rows tokens"], batch: Batch
     tokens = batch.shape[1]
     if batch.text is not None:
         differ = documents_of_ids(batch.text.reshape(1, -1)) != document.reshape(1, -1)
-        if (place := place_of(differ)) is not None:
+        if (place := first_place(differ)) is not None:
             slot = place[1]
             wrong = f"position_ids and {BOUNDARIES[0]} have different documents from token {slot} on"
             yield Finding("documents", wrong, "make both of the same lengths", slot // tokens, slot % tokens)
@@ -77,28 +77,34 @@ def _compare_lengths_with_ids(document: Int[Tensor, "rows tokens"], batch: Batch
         wrong = "position_ids have no ids of text before the ids of the axes, in which the model looks for documents"
         yield Finding("documents", wrong, "put a row of ids of text before them, so that they are (4, batch, seq)")
     elif only_flash_separates(document, batch) and batch.facts.attention in ("sdpa", "eager"):
-        row, token = place_of(document != document[:, :1]) or (0, 0)
+        row, token = first_place(document != document[:, :1]) or (0, 0)
         wrong = (
             f"{BOUNDARIES[0]} begins a document {at(row, token)}, and {batch.facts.attention} attention reads only ids"
         )
         remedy = "give position_ids that restart with each document"
         yield Finding("documents", wrong, remedy, row, token, "packed-as-one-text")
     in_two_rows = document[1:, :1] == document[:-1, -1:]
-    if (place := place_of(in_two_rows)) is not None:
+    if (place := first_place(in_two_rows)) is not None:
         row = place[0] + 1
         wrong = f"{BOUNDARIES[0]} continue from row {row - 1} to row {row}: one document is in two rows"
         yield Finding("documents", wrong, "end a document at the end of each row", row, 0)
 
 
 def only_flash_separates(document: Int[Tensor, "rows tokens"], batch: Batch) -> bool:
-    """Return whether only cumulative lengths separate the documents of a row, which only FlashAttention reads."""
+    """Return whether only cumulative lengths separate the documents of a row.
+
+    Only FlashAttention reads these lengths.
+    """
     several = bool((document != document[:, :1]).any())
     by_ids = batch.index is not None and batch.facts.finds_documents is not False
     return batch.has_boundaries and several and not by_ids and batch.visible is None
 
 
 def documents_from_batch(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
-    """Return the documents of a batch, from its lengths, its mask or its ids, or ``None`` if none of them has any."""
+    """Return the documents of a batch, from its lengths, its mask or its ids.
+
+    Return ``None`` if these show no documents.
+    """
     if batch.has_boundaries:
         return _documents_from_lengths(batch)
     if batch.visible is not None:
@@ -114,7 +120,7 @@ def documents_from_batch(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
 
 
 def is_first_id(text: Int[Tensor, "rows tokens"]) -> Bool[Tensor, "rows rest"]:
-    """Return for each token but the first whether it has an id at which documents begin: 0, or the first of its row."""
+    """Return for each token but the first whether its id may begin a document: 0, or the first id of the row."""
     return (text[:, 1:] == 0) | (text[:, 1:] == text[:, :1])
 
 
@@ -122,7 +128,7 @@ def second_document(batch: Batch) -> tuple[int, int] | None:
     """Return the row and the number of the first token that begins a second document in a row, or ``None``."""
     document = documents_from_batch(batch)
     begins = None if document is None else (document.diff(dim=1) != 0) & batch.real[:, 1:] & batch.real[:, :-1]
-    if begins is None or (place := place_of(begins)) is None:
+    if begins is None or (place := first_place(begins)) is None:
         return None
     return place[0], place[1] + 1
 
@@ -145,13 +151,13 @@ def mixing_findings(batch: Batch) -> Iterator[Finding]:
     if facts.reads_seq_idx is not None:
         if not (facts.reads_seq_idx and "seq_idx" in tensors):
             state = f"{wrong} carries a state from token to token: {leak}"
-            yield Finding("documents", state, facts.separation, *place)
+            yield Finding("documents", state, facts.mixing_remedy, *place)
     elif batch.visible is None and facts.finds_documents is False:
         if batch.has_boundaries and facts.attention not in ("sdpa", "eager"):
             return  # FlashAttention reads the lengths
         why = "looks for no documents in ids" if facts.takes_ids else "takes no position_ids"
         kind = "packed-documents-visible" if facts.takes_ids and batch.text is not None else "packed-as-one-text"
-        yield Finding("documents", f"{wrong} {why}: {leak}", facts.separation, *place, kind)
+        yield Finding("documents", f"{wrong} {why}: {leak}", facts.mixing_remedy, *place, kind)
 
 
 def label_findings(batch: Batch) -> Iterator[Finding]:
@@ -159,7 +165,7 @@ def label_findings(batch: Batch) -> Iterator[Finding]:
     labels = batch.tensors.get("labels")
     if labels is None:
         return
-    if (place := place_of(~batch.real & (labels != NO_TARGET))) is not None:
+    if (place := first_place(~batch.real & (labels != NO_TARGET))) is not None:
         row, token = place
         wrong = f"labels have targets at padding, the first {at(row, token)}"
         yield Finding("labels", wrong, f"set them to {NO_TARGET}", row, token)
@@ -171,7 +177,7 @@ def label_findings(batch: Batch) -> Iterator[Finding]:
         & (labels != NO_TARGET)
         & batch.real
     )
-    if (place := place_of(leaking)) is not None:
+    if (place := first_place(leaking)) is not None:
         row, token = place
         wrong = (
             f"labels have a target {at(row, token)}, the first of a document, which is predicted from another document"
@@ -185,7 +191,7 @@ def other_findings(batch: Batch) -> Iterator[Finding]:
     if types is not None:
         most = kinds if isinstance(kinds, int) and kinds > 0 else None
         outside = (types < 0) if most is None else (types < 0) | (types >= most)
-        if (place := place_of(outside)) is not None:
+        if (place := first_place(outside)) is not None:
             row, token = place
             wrong = f"token_type_ids are {int(types[row, token])} {at(row, token)}"
             wrong += "" if most is None else f", and {batch.facts.name} has {most} types"
@@ -193,7 +199,7 @@ def other_findings(batch: Batch) -> Iterator[Finding]:
     numbers, document = batch.tensors.get("seq_idx"), documents_from_batch(batch)
     if numbers is not None and document is not None:
         differ = (document_positions(numbers) != document_positions(document)) & batch.real
-        if (place := place_of(differ)) is not None:
+        if (place := first_place(differ)) is not None:
             row, token = place
             wrong = f"seq_idx and position_ids have different documents from token {token} of row {row} on"
             yield Finding("documents", wrong, "number the documents in seq_idx", row, token)
@@ -201,6 +207,6 @@ def other_findings(batch: Batch) -> Iterator[Finding]:
     pad, special = config.get("pad_token_id"), (config.get("bos_token_id"), config.get("eos_token_id"))
     if ids is not None and isinstance(pad, int) and pad not in special and not batch.has_mask:
         padded = (ids[:, :1] == pad) & (ids != pad).any(1, keepdim=True)
-        if (place := place_of(padded)) is not None:
+        if (place := first_place(padded)) is not None:
             wrong = f"row {place[0]} begins with padding (token {pad}), and without attention_mask every token sees it"
             yield Finding("padding", wrong, "give an attention_mask with 0 at padding", place[0], 0, "padding-visible")

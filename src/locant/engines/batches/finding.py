@@ -1,4 +1,4 @@
-"""The data types of the checks: a finding, which is a mistake in a batch, and a batch as the checks read it."""
+"""The data types of the checks: `Finding`, a mistake in a batch, and `Batch`, the input of all checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_TARGET = -100
 
 
 class Finding(str):
-    """A mistake in a batch: a sentence with the mistake, its place and the remedy, which are also attributes.
+    """A mistake in a batch, as a sentence with the mistake, its place and the remedy. The parts are also attributes.
 
     Args:
         check: the kind of mistake, as a name for programs.
@@ -59,7 +59,7 @@ class Finding(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch as the checks read it.
+    """The input of all checks.
 
     Args:
         tensors: its tensors by name, with one row for each row of the batch.
@@ -85,7 +85,7 @@ class Batch:
 
     @property
     def has_padding_mask(self) -> bool:
-        """Return whether there is a mask of two axes."""
+        """Whether there is a mask of two axes."""
         return self.has_mask and self.visible is None
 
     @property
@@ -93,7 +93,7 @@ class Batch:
         return any(name in self.tensors for name in BOUNDARIES)
 
 
-def place_of(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
+def first_place(where: Bool[Tensor, "*places"]) -> tuple[int, ...] | None:
     """Return the first place that is true, as a number on each axis, or ``None``."""
     if not bool(where.any()):
         return None

@@ -14,7 +14,7 @@ class GridRule:
     Args:
         merge: the number of patches per side of a token.
         merge_frames: the number of frames of a video in one token.
-        per_second: the number of ids per second of a video. ``None``: frames are 1 apart.
+        per_second: the number of ids per second of a video. ``None`` means that frames are 1 apart.
         by_frame: whether each frame of a video is a separate grid, with text in between (Qwen3-VL).
     """
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from locant.engines.batches.documents import documents_from_batch, is_first_id
-from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
+from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, first_place
 from locant.positions.batches import document_positions
 
 VISIBLE = "packed-documents-visible"
@@ -43,9 +43,9 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
     facts = batch.facts
     index = batch.index
     if index is None:
-        rows, tokens = batch.shape
-        most = facts.longest
-        if most is not None and rows and facts.counting == "slots" and tokens > most - facts.first_id:
+        counted, most = _counted(batch).sum(-1), facts.num_ids
+        tokens = int(counted.max()) if len(counted) else 0
+        if most is not None and tokens > most - facts.first_id:
             limit = "has a table for" if facts.has_table else "is made for"
             wrong = f"rows have {tokens:,} tokens, and {facts.name} {limit} {most - facts.first_id:,}"
             yield Finding("length", wrong, "cut the texts")
@@ -53,24 +53,33 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
     flat = index if index.ndim == 3 else index[..., None]
     real = batch.real if not facts.has_table else torch.ones_like(batch.real)  # a table is read at padding, too
     low = facts.first_id if facts.has_table else 0
-    if (place := place_of((flat < low).any(-1) & real)) is not None:
+    if (place := first_place((flat < low).any(-1) & real)) is not None:
         row, token = place
         wrong = f"position_ids are {int(flat[row, token].min()):,} {at(row, token)}"
         if facts.first_id:
             wrong += f", and the first id of {facts.name} is {low}"
         yield Finding("ids", wrong, f"count the tokens of each document from {low}", row, token)
-    most = EXACT_IDS if facts.longest is None else facts.longest
-    if (place := place_of((flat >= most).any(-1) & real)) is not None:
+    most = EXACT_IDS if facts.num_ids is None else facts.num_ids
+    if (place := first_place((flat >= most).any(-1) & real)) is not None:
         row, token = place
         got = f"position_ids are {int(flat[row, token].max()):,} {at(row, token)}"
-        owner = f"{facts.name} has ids up to {most - 1}" if facts.longest else "float32 counts up to 2**24"
+        owner = f"{facts.name} has ids up to {most - 1}" if facts.num_ids else "float32 counts up to 2**24"
         yield Finding("ids", f"{got}, and {owner}", "count the tokens of each document from 0", row, token)
 
 
-def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:
-    """Return the row whose ids are all one number, and the number, or ``None``.
+def _counted(batch: Batch) -> Bool[Tensor, "rows tokens"]:
+    """Return whether the model counts each token, if the batch has no ids."""
+    facts, ids = batch.facts, batch.tensors.get("input_ids")
+    if facts.counting == "tokens" and ids is not None and facts.first_id:
+        return ids != facts.first_id - 1  # the id of padding
+    return torch.ones_like(batch.real) if facts.counting == "slots" else batch.real
 
-    Two such tokens may be documents of one token each, and a row without targets may be padding of the batch.
+
+def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:
+    """Return the first row whose ids are all one number, and the number, or ``None``.
+
+    Skip two such tokens without a mask, which may be documents of one token, and rows without targets, which may be
+    padding of the batch.
     """
     if batch.visible is not None or batch.has_boundaries:
         return None
@@ -84,11 +93,11 @@ def _constant_row(text: Tensor, batch: Batch) -> tuple[int, int] | None:
 
 
 def _steps(text: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each token but the first the step from the id before it, and whether both tokens are real."""
+    """Return, for each token but the first, the step from the previous id, and whether both tokens are real."""
     return text.diff(dim=1), real[:, 1:] & real[:, :-1]
 
 
-def _falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
+def _find_falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
     """Return whether the id of each token is not larger than the id of the real token before it."""
     slots = torch.where(real, torch.arange(text.shape[1]), -1)
     before = torch.nn.functional.pad(slots, (1, 0), value=-1)[:, :-1].cummax(1).values
@@ -102,20 +111,20 @@ def _fall_finding(text: Tensor, row: int, token: int) -> Finding:
 
 
 def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
-    """Check ids without a mask, where a document begins unless an id is one more than the id before it."""
+    """Check ids without a mask. A document then begins at each id that is not one more than the id before it."""
     step, both = _steps(text, torch.ones_like(batch.real))
     again = is_first_id(text)
     falls, jumps = both & (step <= 0) & ~again, both & (step > 1)
-    if (place := place_of(falls)) is not None:
+    if (place := first_place(falls)) is not None:
         yield _fall_finding(text, place[0], place[1] + 1)
-    if (place := place_of(jumps)) is not None:
+    if (place := first_place(jumps)) is not None:
         row, token = place[0], place[1] + 1
         before, after = int(text[row, token - 1]), int(text[row, token])
         wrong = f"position_ids jump from {before:,} to {after:,} {at(row, token)}, where a model begins a new document"
         yield Finding("gap", wrong, "give an attention_mask of ones if the row is one document", row, token)
     starts = both & (step <= 0) & again
     facts = batch.facts
-    if (place := place_of(starts)) is not None:
+    if (place := first_place(starts)) is not None:
         row, token = place[0], place[1] + 1
         if facts.finds_documents is False:
             return  # `mixing_findings` reports these
@@ -130,7 +139,7 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
 
 
 def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
-    if (place := place_of(_falls(text, batch.real))) is None:
+    if (place := first_place(_find_falls(text, batch.real))) is None:
         return
     row, token = place
     if int(text[row, token]) not in (0, int(text[row, 0]), int(_first_real(text, batch.real)[row])):
@@ -141,7 +150,7 @@ def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
     facts = batch.facts
     remedy = "leave attention_mask out" if batch.real.all() else "leave out the padding, and attention_mask with it"
     if facts.finds_documents is False or facts.reads_seq_idx is not None:
-        remedy = facts.separation
+        remedy = facts.mixing_remedy
     yield Finding("documents", wrong, remedy, row, token, VISIBLE)
 
 
@@ -152,12 +161,12 @@ def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:
 
 
 def _ids_with_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Iterator[Finding]:
-    document = _falls(text, batch.real).long().cumsum(1)
+    document = _find_falls(text, batch.real).long().cumsum(1)
     earlier = torch.ones_like(visible[0]).tril(-1)
     apart = document[:, :, None] != document[:, None, :]
     real = batch.real[:, :, None] & batch.real[:, None, :]
     leaks = visible & apart & earlier & real
-    if (place := place_of(leaks)) is not None:
+    if (place := first_place(leaks)) is not None:
         row, query, key = place
         begin = int((document[row] == document[row, query]).long().argmax())
         if int(text[row, begin]) in (0, int(_first_real(text, batch.real)[row])):
@@ -169,7 +178,7 @@ def _ids_with_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Ite
 
 
 def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
-    """Check ids of several axes without ids of text, the only ids in which models look for documents."""
+    """Check ids of several axes without ids of text. Models look for documents only in ids of text."""
     if batch.index is None or batch.index.ndim != 3:
         return
     index, real = batch.index, batch.real
@@ -183,7 +192,7 @@ def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
     again = at_zero[:, 1:] & ~at_zero[:, :-1] & real[:, 1:] & real[:, :-1]
     if batch.visible is not None:
         again &= batch.visible.diagonal(-1, 1, 2)
-    if (place := place_of(again)) is not None:
+    if (place := first_place(again)) is not None:
         row, token = place[0], place[1] + 1
         wrong = f"position_ids restart {at(row, token)}, but have no ids of text before the ids of the axes, in which"
         remedy = "put a row of ids of text before them, so that they are (4, batch, seq)"
@@ -193,14 +202,14 @@ def _ids_of_axes(batch: Batch) -> Iterator[Finding]:
 def padding_findings(batch: Batch) -> Iterator[Finding]:
     """Find ids that count padding or other documents, if the model depends on more than distances."""
     facts = batch.facts
-    if not facts.absolute or (batch.text is None and (batch.index is not None or facts.counting != "slots")):
+    if not facts.adds_positions or (batch.text is None and (batch.index is not None or facts.counting != "slots")):
         return
     slots = torch.arange(batch.shape[1]).expand(batch.shape)
     text = slots + facts.first_id if batch.text is None else batch.text
     whose = (
         "position_ids" if batch.text is not None else f"position_ids are missing, and the default ids of {facts.name}"
     )
-    if (place := place_of(_first_after_padding(batch) & (text != facts.first_id))) is not None:
+    if (place := first_place(_first_after_padding(batch) & (text != facts.first_id))) is not None:
         row, token = place
         wrong = f"{whose} count the padding: the first token of row {row}, token {token}, has the id"
         remedy = "give Positions.from_mask(attention_mask).index for position_ids"
@@ -210,7 +219,7 @@ def padding_findings(batch: Batch) -> Iterator[Finding]:
         return
     begins = torch.nn.functional.pad(document_positions(document).diff(dim=1) != 0, (1, 0)) & batch.real
     begins &= torch.nn.functional.pad(batch.real[:, :-1], (1, 0))
-    if (place := place_of(begins & (text != facts.first_id))) is not None:
+    if (place := first_place(begins & (text != facts.first_id))) is not None:
         row, token = place
         wrong = f"{whose} continue across documents: token {token} of row {row}, the first of a document, has the id"
         remedy = f"count the tokens of each document from {facts.first_id}"
@@ -226,7 +235,7 @@ def _first_after_padding(batch: Batch) -> Bool[Tensor, "rows tokens"]:
 
 
 def counts_padding(batch: Batch) -> bool:
-    """Return whether padding may do harm, depending on the model: ids count it, or there are no ids."""
+    """Return whether padding may shift positions in some models: the ids count padding, or there are no ids."""
     behind = _first_after_padding(batch)
     if batch.text is None:
         return batch.index is None and bool(behind.any())

@@ -1,4 +1,4 @@
-"""Checks of the ids of images and videos: they are compared with ids computed from the grids by the model's rule.
+"""Compare the ids of images and videos with ids that the model's rule computes from the grids.
 
 A document is a sequence of texts, images and videos, according to ``mm_token_type_ids`` (0, 1 and 2).
 `Positions.multimodal` has the rule. Models differ in the distance of frames, and in whether a video is one grid or
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from locant.engines.batches.axes import form_findings
 from locant.engines.batches.documents import documents_from_batch
-from locant.engines.batches.finding import Batch, Finding, at, place_of
+from locant.engines.batches.finding import Batch, Finding, at, first_place
 from locant.engines.batches.grid_rules import BY_FRAME, OTHER_RULES, GridRule
 from locant.errors import LocantError
 from locant.positions.batches import AXES, document_positions
@@ -75,7 +75,7 @@ class _Grids:
 
     def __init__(self, batch: Batch, rule: GridRule) -> None:
         self.rule = rule
-        self.left = {IMAGE: self._of(batch, "image_grid_thw"), VIDEO: self._of(batch, "video_grid_thw")}
+        self.left = {IMAGE: self._grids_in(batch, "image_grid_thw"), VIDEO: self._grids_in(batch, "video_grid_thw")}
         seconds = batch.tensors.get("second_per_grid_ts")
         steps = itertools.repeat(1.0) if seconds is None else iter(seconds.flatten().float().tolist())
         if rule.by_frame:
@@ -85,7 +85,7 @@ class _Grids:
             self.left[VIDEO] = [(*grid, float(np.float32(rule.per_second * step))) for grid, step in stepped]
 
     @staticmethod
-    def _of(batch: Batch, name: str) -> list[tuple[Any, ...]]:
+    def _grids_in(batch: Batch, name: str) -> list[tuple[Any, ...]]:
         return [] if name not in batch.tensors else [tuple(grid) for grid in batch.tensors[name].tolist()]
 
     def tokens_of(self, grid: Sequence[Any], kind: int) -> int:
@@ -139,7 +139,7 @@ def _types(batch: Batch) -> Int[Tensor, "rows tokens"] | None:
 
 
 def image_findings(batch: Batch, axes: int | None) -> Iterator[Finding]:
-    """Find ids that differ from the ids of the grids, or without grids, ids that no grid can have."""
+    """Find ids that differ from the ids of the grids. Without grids, find ids that no grid can have."""
     if not rules_for(batch):
         return
     if not has_grids(batch):
@@ -201,7 +201,7 @@ def _parts(document: _Document, grids: _Grids) -> list[int | tuple[Any, ...]]:
 def _compare(
     batch: Batch, documents: Sequence[_Document], rule: GridRule, continue_from: str
 ) -> tuple[int | float, list[Finding]]:
-    """Return how many tokens have other ids than the rule, and the finding about the first one."""
+    """Return how many tokens have ids that do not follow the rule, and the finding about the first one."""
     assert batch.index is not None  # noqa: S101  # the caller has checked it
     counting = Counting(merge=rule.merge, merge_frames=rule.merge_frames, continue_from=continue_from, denominator=1)
     grids, wrong, first = _Grids(batch, rule), 0, list[Finding]()
@@ -223,7 +223,7 @@ def _compare(
 
 
 def _difference(index: Tensor, expected: Tensor, document: _Document, name: str) -> Finding:
-    """Return a finding about the first token with another id, and how the ids of its document differ."""
+    """Return a finding about the first token with a wrong id. It describes how the ids of its document differ."""
     differs = index != expected
     token = int(differs.any(1).long().argmax())
     kinds = torch.tensor([kind for kind, tokens in document.runs for _ in range(tokens)])
@@ -252,14 +252,14 @@ def _compare_types_with_tokens(batch: Batch) -> Iterator[Finding]:
         return
     is_patch = (ids == image) | (ids == video)
     differ = (is_patch != ((types == IMAGE) | (types == VIDEO))) & batch.real
-    if (place := place_of(differ)) is not None:
+    if (place := first_place(differ)) is not None:
         row, token = place
         wrong = f"mm_token_type_ids are {int(types[row, token])} {at(row, token)}"
         wrong += f", and input_ids {int(ids[row, token])}"
         yield Finding("images", wrong, f"use 1 for tokens of images ({image}), 2 for videos ({video})", row, token)
 
 
-def not_compared(batch: Batch, axes: int | None) -> str | None:
+def why_not_compared(batch: Batch, axes: int | None) -> str | None:
     """Return why ids of axes were not compared with a rule, or ``None`` if they were, or if there are none."""
     if batch.facts.name in OTHER_RULES:
         return f"ids of images: locant does not know the rule of {batch.facts.name}; compare with its get_rope_index"

@@ -1,4 +1,4 @@
-"""Check attention masks: their values, and which tokens and pairs of tokens they show.
+"""Check the values of attention masks, and which tokens and pairs of tokens they show.
 
 `transformers` reads a 2-D mask as true and false. It adds a 4-D mask to the scores, unless the mask is boolean.
 """
@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
+from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, first_place
 from locant.engines.batches.model import ModelFacts
 from locant.spelling import dtype_name
 
-HIDES = -100.0
+MAX_HIDING_VALUE = -100.0
 """The largest value of an additive mask that hides a token. The token's attention weight is then below 1e-43."""
 
 
@@ -25,15 +25,15 @@ def read_mask(mask: Tensor) -> tuple[Bool[Tensor, "rows tokens"], Bool[Tensor, "
         return ((mask == 0) if _is_additive(mask) else (mask > 0)), None
     visible = (mask == 0) if _is_additive(mask) else (mask > 0)
     visible = visible.any(1)
-    return _real_of(visible), visible
+    return _find_real_tokens(visible), visible
 
 
 def _is_additive(mask: Tensor) -> bool:
     """Return whether 0 in the mask shows a token and a large negative number hides it."""
-    return mask.is_floating_point() and bool((mask <= HIDES).any())
+    return mask.is_floating_point() and bool((mask <= MAX_HIDING_VALUE).any())
 
 
-def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows tokens"]:
+def _find_real_tokens(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows tokens"]:
     """Return whether each token is real.
 
     A padding token does not see itself, or it sees all tokens and only padding sees it. Masks have the second form
@@ -50,7 +50,7 @@ def _real_of(visible: Bool[Tensor, "rows tokens tokens"]) -> Bool[Tensor, "rows 
 
 def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
     """Find values of a mask that a model does not interpret as the caller means them."""
-    if (place := place_of(mask.isnan())) is not None:
+    if (place := first_place(mask.isnan())) is not None:
         row, token = place[0], place[-1]
         wrong = f"attention_mask is NaN {at(row, token)}, which a model reads as a visible token"
         wrong = wrong if mask.ndim == 2 else f"attention_mask is NaN {at(row, token)}: outputs are NaN"
@@ -63,7 +63,7 @@ def mask_findings(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
 
 def _check_padding_mask(mask: Tensor) -> Iterator[Finding]:
     other = (mask != 0) & (mask != 1)
-    if (place := place_of(other)) is None:
+    if (place := first_place(other)) is None:
         return
     row, token = place
     number = mask[row, token].item()
@@ -91,8 +91,8 @@ def _check_attention_mask(mask: Tensor, facts: ModelFacts) -> Iterator[Finding]:
         wrong = f"attention_mask of four axes is of {dtype_name(mask.dtype)}: attention raises an error, or adds it"
         yield Finding("mask", wrong, remedy)
         return
-    other = (mask != 0) & (mask > HIDES)
-    if (place := place_of(other)) is not None:
+    other = (mask != 0) & (mask > MAX_HIDING_VALUE)
+    if (place := first_place(other)) is not None:
         row, head, query, key = place
         number = mask[row, head, query, key].item()
         wrong = f"attention_mask of four axes is added to scores, and its {number:g} {at(row, query)} for the key {key}"
@@ -105,7 +105,7 @@ def inverted_findings(batch: Batch) -> Iterator[Finding]:
         return
     sees_itself, sees_all = batch.visible.diagonal(dim1=1, dim2=2), batch.visible.all(2)
     shown = batch.visible & ~sees_all[:, :, None] & ~sees_itself[:, None, :]
-    if (place := place_of(shown)) is not None:
+    if (place := first_place(shown)) is not None:
         row, query, key = place
         wrong = f"attention_mask of four axes hides token {key} of row {row} from itself and shows it to token {query}"
         remedy = "invert the mask: use True (or 0 in an additive mask) if a query sees a key"
@@ -113,7 +113,7 @@ def inverted_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def future_findings(batch: Batch) -> Iterator[Finding]:
-    """Find tokens that see a later token although the model is causal, or although they have to predict it."""
+    """Find the first token that sees a later token although the model is causal, or has to predict this token."""
     facts = batch.facts
     causal = facts.is_causal or (facts.is_causal is None and _predicts_next(batch))
     if causal and (place := _future_key(batch)) is not None:
@@ -124,7 +124,7 @@ def future_findings(batch: Batch) -> Iterator[Finding]:
 
 
 def future_unchecked(batch: Batch) -> str | None:
-    """Return which check of later tokens was not possible, or ``None`` if all were."""
+    """Return the check of later tokens that was not possible, or ``None`` if all were possible."""
     if batch.facts.is_causal is not None or _predicts_next(batch) or (place := _future_key(batch)) is None:
         return None
     row, query, key = place
@@ -156,4 +156,4 @@ def _future_key(batch: Batch) -> tuple[int, ...] | None:
     if labels is not None:
         num_targets = (labels != NO_TARGET).long().cumsum(1)
         ahead &= num_targets[:, None, :] > num_targets[:, :, None]
-    return place_of(ahead)
+    return first_place(ahead)

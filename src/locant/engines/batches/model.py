@@ -1,6 +1,6 @@
-"""The facts about a model that decide whether a batch is right for it: how it uses, limits and counts positions.
+"""The facts that decide whether a batch fits a model: how the model uses, limits and counts positions.
 
-They come from its configuration and from the code of `transformers`, which ``tests/engines/test_batch_model.py`` runs.
+They come from the configuration and from the code of `transformers`, which ``tests/engines/test_batch_model.py`` runs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ COUNT_THE_MASK = ("opt",)
 """Models that count the ones of ``attention_mask`` if there are no ``position_ids``."""
 
 COUNT_TOKENS = (
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "altclip_text_model", "bridgetower_text_model", "camembert", "clap_text_model", "data2vec-text", "esm", "ibert",
+    "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
 )  # fmt: skip
 """Models that count all tokens but padding if there are no ``position_ids``, beginning with ``pad_token_id + 1``."""
+
+READ_ROWS = (*COUNT_TOKENS, "mra", "nystromformer", "yoso")
+"""Models whose ``position_ids`` are rows of the table, of which the first are not positions."""
 
 ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
@@ -56,7 +60,7 @@ ENCODERS = (
     "nystromformer", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "tapas", "visual_bert", "xlm",
     "yoso",
 )  # fmt: skip
-"""Models whose tokens see later ones unless ``is_decoder`` is set. They do not look for documents in position ids."""
+"""Models whose tokens see later tokens unless ``is_decoder`` is set. They do not look for documents in position ids."""
 
 FIND_NO_DOCUMENTS = (
     *COUNT_THE_MASK, *ENCODERS, *TAKE_NO_IDS, "bert-generation", "biogpt", "granitemoehybrid", "imagegpt",
@@ -79,11 +83,11 @@ READ_SEQ_IDX = (
 )  # fmt: skip
 """Models whose layers carry a state across documents, unless ``seq_idx`` numbers the documents."""
 
-OTHER_MASKS = ("dream", "llada", "llada_moe", "xlnet")
+NOT_LEFT_TO_RIGHT = ("dream", "llada", "llada_moe", "xlnet")
 """Language models that do not generate from left to right."""
 
 PREFIX_MODELS = ("colpali", "gemma3", "gemma3n", "gemma4", "git", "paligemma", "pi0", "shieldgemma2")
-"""Models in which tokens of a prompt or of an image see later ones."""
+"""Models in which tokens of a prompt or of an image see later tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,9 @@ class ModelFacts:
 
     Args:
         name: its ``model_type``.
-        absolute: whether its outputs change if all position ids grow by the same number.
+        adds_positions: whether its outputs change if all position ids grow by the same number.
         first_id: the position id of the first token of a text.
-        longest: the number of position ids, counted from 0.
+        num_ids: the number of position ids, counted from 0.
         has_table: whether larger ids and negative ids cause an error.
         counting: the tokens that it counts if a batch has no position ids.
         axes: the number of position ids of a token.
@@ -103,8 +107,8 @@ class ModelFacts:
         takes_blocks: whether a 4-D mask separates documents.
         reads_seq_idx: ``True`` if its layers carry a state from token to token unless there are ``seq_idx``, ``False``
             if they always do, or ``None`` if they carry no state.
-        is_causal: whether tokens do not see later ones.
-        sees_prefix: whether tokens of a prompt or of an image see later ones although it is causal.
+        is_causal: whether tokens do not see later tokens.
+        sees_prefix: whether tokens of a prompt or of an image see later tokens although the model is causal.
         makes_cache: whether it makes a cache by default.
         attention: its attention implementation, such as ``"sdpa"``.
         rule: the rule by which it numbers images.
@@ -113,9 +117,9 @@ class ModelFacts:
     """
 
     name: str = "the model"
-    absolute: bool | None = None
+    adds_positions: bool | None = None
     first_id: int = 0
-    longest: int | None = None
+    num_ids: int | None = None
     has_table: bool = False
     counting: Counting = "slots"
     axes: int | None = None
@@ -132,7 +136,7 @@ class ModelFacts:
     doubt: str | None = None
 
     @property
-    def separation(self) -> str:
+    def mixing_remedy(self) -> str:
         """The remedy if the model mixes the documents of a row."""
         if self.reads_seq_idx:
             return "give seq_idx and cu_seq_lens_q of the documents, or put each document into its own row"
@@ -158,12 +162,12 @@ def facts_of(model: Source | None) -> ModelFacts:
     kind = str(text.get("model_type", name))
     counting: Counting = "mask" if kind in COUNT_THE_MASK else "tokens" if kind in COUNT_TOKENS else "slots"
     takes_ids = _takes_ids(model, kind)
-    first = encoding.offset if isinstance(encoding, Learned) and counting == "tokens" else 0
+    first = encoding.offset if isinstance(encoding, Learned) and kind in READ_ROWS else 0
     return ModelFacts(
         name=name,
-        absolute=None if encoding is None else "embed" in encoding.methods(),
+        adds_positions=None if encoding is None else "embed" in encoding.methods(),
         first_id=first,
-        longest=_longest(encoding, text, first),
+        num_ids=_num_ids(encoding, text, first),
         has_table=isinstance(encoding, Learned),
         counting=counting,
         axes=AXES if rule is not None else None if encoding is None else encoding.num_axes,
@@ -195,21 +199,32 @@ def _whole_config(model: Source) -> Mapping[str, Any]:
 
 
 def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | None, str | None]:
-    """Return the encoding of a model (of its first kind of layers if they differ), or why it is unknown."""
+    """Return the encoding of a model, or why it is unknown.
+
+    If parts of the model differ, it is the one that is added to the token embeddings, or else that of the first kind of
+    layers.
+    """
+    encodings, doubt = dict[str | None, PositionEncoding](), None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they concern base and layout, which do not matter for a batch
-        try:
-            return encoding_from_config(config, allow_no_rotation=True), None
-        except LocantError as error:
-            first = error
-        try:
-            kinds = layer_types(config)
-            return encoding_from_config(config, layer_type=next(iter(kinds)), allow_no_rotation=True), None
-        except (LocantError, StopIteration):
-            return None, first.cause
+        for kind in (None, *_layer_types(config)):
+            try:
+                encodings[kind] = encoding_from_config(config, layer_type=kind, allow_no_rotation=True)
+            except LocantError as error:
+                doubt = doubt or error.cause
+    added = (each for each in encodings.values() if "embed" in each.methods())
+    encoding = next(added, None) or next(iter(encodings.values()), None)
+    return encoding, doubt if encoding is None else None
 
 
-def _longest(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:
+def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    try:
+        return layer_types(config)
+    except LocantError:
+        return ()
+
+
+def _num_ids(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:
     """Return the number of rows of a table, or the longest sequence of rotary positions."""
     if isinstance(encoding, Learned):
         return first + encoding.max_seq_len
@@ -238,7 +253,7 @@ def _reads_seq_idx(kind: str) -> bool | None:
 
 
 def _is_attention_alone(text: Mapping[str, Any]) -> bool:
-    """Return whether the configuration lists attention for all layers, as that of some hybrid models does."""
+    """Return whether the configuration lists attention for all layers, as in some hybrid models."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or ()
     return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
 
@@ -246,13 +261,13 @@ def _is_attention_alone(text: Mapping[str, Any]) -> bool:
 def _is_causal(
     kind: str, config: Mapping[str, Any], text: Mapping[str, Any], encoding: PositionEncoding | None
 ) -> bool | None:
-    """Return whether tokens do not see later ones, or ``None`` if it is unknown."""
+    """Return whether tokens do not see later tokens, or ``None`` if this is unknown."""
     if kind in ENCODERS or text.get("is_causal") is False or text.get("use_bidirectional_attention") is True:
         return bool(text.get("is_decoder"))
     if config.get("is_encoder_decoder"):
         return False
     architectures = [str(name) for name in config.get("architectures") or ()]
-    if kind.lower() in OTHER_MASKS or any(name.endswith("ForMaskedLM") for name in architectures):
+    if kind.lower() in NOT_LEFT_TO_RIGHT or any(name.endswith("ForMaskedLM") for name in architectures):
         return None
     named = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
     return True if named or encoding is not None else None

@@ -17,11 +17,12 @@ from locant.positions.checks import to_int64
 
 
 def pack_documents(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Pack the documents of a batch into one row, so that none sees another. Use it as a ``collate_fn``.
+    """Pack the documents of a batch into one row, in which no document sees another. Use it as a ``collate_fn``.
 
     The result works with models of `transformers` and any attention implementation. It has ``input_ids``, ``labels``
     without a target at the first token of a document, and the keys of `Positions.to_batch`. Call the model with
-    ``use_cache=False``, as its trainer does. With a cache it does not look for documents, and each sees earlier ones.
+    ``use_cache=False``, as the trainer does. With a cache, the model does not look for documents, so each document sees
+    the earlier documents.
 
     Args:
         examples: dictionaries with ``input_ids``, and with ``labels`` of the same length if they differ from these.

@@ -1,4 +1,4 @@
-"""Reading batches from files."""
+"""Read batches from files."""
 
 from __future__ import annotations
 

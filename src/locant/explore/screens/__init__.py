@@ -1,4 +1,4 @@
-"""The screens of the explorer and their answers: JSON, in which arrays are the bytes of their numbers.
+"""The screens of the explorer, and their answers in JSON, in which an array is stored as bytes.
 
 Each file here registers its screens in ``SCREENS``.
 """
@@ -24,8 +24,8 @@ from locant.explore.session import Session, State
 from locant.positions.registry import encodings
 
 __all__ = [
-    "Screen", "answer", "answer_alone", "answer_link", "as_json", "called", "encodings_of_text", "find_screen",
-    "sampled", "screens", "sentence",
+    "Screen", "answer", "answer_for_one_screen", "answer_link", "as_json", "call_with_code", "encodings_of_text",
+    "evenly_spaced_numbers", "find_screen", "screens", "sentence",
 ]  # fmt: skip
 
 
@@ -65,10 +65,10 @@ def find_screen(name: str) -> Screen:
     return screens()[one_of("screen", name, screens())]
 
 
-def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
+def call_with_code(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
     """Call a function, and return its result and the text of the call.
 
-    >>> called(math.gcd, 12, 18)
+    >>> call_with_code(math.gcd, 12, 18)
     (6, 'math.gcd(12, 18)')
     """
     name = function.__qualname__
@@ -77,13 +77,13 @@ def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> tup
     return function(*arguments, **options), f"{name}({', '.join(words)})"
 
 
-def sampled(count: int, most: int) -> np.ndarray:
-    """Return whole numbers from 0 to `count` - 1, at most `most` of them, evenly spaced."""
+def evenly_spaced_numbers(count: int, most: int) -> np.ndarray:
+    """Return at most `most` evenly spaced whole numbers from 0 to `count` - 1."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """Return the contents of a screen for these settings: the settings as read, their controls, and the numbers."""
+    """Return the contents of a screen, which are the settings as read, their controls, and the numbers."""
     return _answer(name, State(given), session)
 
 
@@ -92,11 +92,11 @@ def _answer(name: str, state: State, session: Session) -> dict[str, Any]:
         numbers = find_screen(name).numbers(state, session)
     except RecursionError:
         raise InputError("got values nested too deeply", "use a configuration as transformers writes it") from None
-    return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
+    return {"screen": name, "state": state.settings, "controls": state.controls, "numbers": numbers}
 
 
 def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """Return the same for an address from elsewhere, without the settings that cannot be shown.
+    """Return the contents of a screen for an address from elsewhere, without the settings that cannot be shown.
 
     ``refused`` holds the errors, and ``left_out`` the names of these settings. An error belongs to the setting that was
     read last.
@@ -118,12 +118,12 @@ def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[s
 
 
 def sentence(error: LocantError) -> str:
-    """Return the sentence about an error on a page."""
+    """Return the sentence that a page shows for an error."""
     return f"{error.cause}. Try: {error.remedy}" if error.remedy else error.cause
 
 
-def answer_alone(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
-    """Return the same for a screen without the others, which must show every file and every configuration."""
+def answer_for_one_screen(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """Return the contents of the only screen of a page. It must show every file and every configuration."""
     alone = answer(name, given, session)
     offered = {choice for control in alone["controls"].values() for choice in control.get("choices", ())}
     unseen = [name for name in dict.fromkeys([*session.names, *session.configs]) if name not in offered]
@@ -135,18 +135,18 @@ def answer_alone(name: str, given: Mapping[str, str], session: Session) -> dict[
 
 def as_json(value: Any) -> str:
     """Return JSON for a browser. Numbers that are not finite become ``null``, except in arrays."""
-    return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(_to_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         number = np.ascontiguousarray(value, dtype=np.int32 if value.dtype.kind in "iub" else np.float32)
         data = base64.b64encode(number.astype(number.dtype.newbyteorder("<")).tobytes()).decode()
         return {"array": number.dtype.name, "shape": list(number.shape), "data": data}
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from locant.errors import LocantError
-from locant.explore.screens import Screen, encodings_of_text, sampled
+from locant.explore.screens import Screen, encodings_of_text, evenly_spaced_numbers
 from locant.explore.session import Session, State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
@@ -34,7 +34,7 @@ DRAWS, COSTLY_DRAWS = 32, 4
 the contents, and rotations that differ between heads."""
 
 VISIBLE = 16.0
-"""The range of scores on maps and curves. A score this far below another has e^-16 of its weight."""
+"""The range of scores on maps and curves. A score this far below another gets e^-16 of the other's weight."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,24 @@ class Choice:
 
     @property
     def kind(self) -> type[PositionEncoding]:
-        """Its class."""
+        """The class of the encoding."""
         return find(self.name)
 
     @property
     def draws(self) -> int:
-        """The number of pairs of contents to draw it for."""
+        """The number of pairs of contents for which the encoding is drawn."""
         by_content = "bias" in self.kind.methods() and not hasattr(self.kind, "of_distance")
         by_head = "rotate" in self.kind.methods() and "num_heads" in inspect.signature(self.kind).parameters
         return COSTLY_DRAWS if by_content or by_head else DRAWS
 
-    def built(self, length: int) -> Any:
+    def build(self, length: int) -> Any:
         """Return the encoding for rows of this length."""
         return _build(self.name, self.options, length)
 
     def code(self, length: int) -> str:
-        """Return the Python code that builds it."""
+        """Return the Python code that builds the encoding."""
         given = "".join(f", {name}={value!r}" for name, value in self.options)
-        grows = ".for_length(length)" if hasattr(self.built(length), "seq_len") and self.built(length).seq_len else ""
+        grows = ".for_length(length)" if hasattr(self.build(length), "seq_len") and self.build(length).seq_len else ""
         return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given})){grows}"
 
 
@@ -86,8 +86,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     low = max(min((float(curve.min()) for curve in curves), default=0.0), high - VISIBLE)
     return {
         "length": length,
-        "distances": sampled(length, POINTS),
-        "positions": sampled(length, SIDE),
+        "distances": evenly_spaced_numbers(length, POINTS),
+        "positions": evenly_spaced_numbers(length, SIDE),
         "at": min(at, length - 1),
         "low": low,
         "high": high,
@@ -135,14 +135,14 @@ def _build(name: str, options: tuple[tuple[str, Any], ...], length: int) -> Any:
 
 
 def _draw(choice: Choice, length: int, alike: float, head: int) -> Mapping[str, Any]:
-    """Return the curve and the map of one encoding, or a note if it cannot be drawn, so that others still are."""
+    """Return the curve and the map of one encoding, or a note if it cannot be drawn, so that others are still drawn."""
     contents: dict[str, Any] = {"alike": alike, "head": head, "draws": choice.draws}
     try:
-        encoding = choice.built(length)
+        encoding = choice.build(length)
         if encoding.needs_all_keys and length > SIDE:
             return {"note": f"counts every token between query and key, so it is drawn only up to {SIDE} tokens"}
-        curve = score_by_distance(encoding, sampled(length, POINTS), **contents)
-        matrix = score_map(encoding, sampled(length, SIDE), **contents)
+        curve = score_by_distance(encoding, evenly_spaced_numbers(length, POINTS), **contents)
+        matrix = score_map(encoding, evenly_spaced_numbers(length, SIDE), **contents)
     except LocantError as error:
         return {"note": error.cause}
     if not getattr(encoding, "bidirectional", False):

@@ -183,7 +183,7 @@ BUGS: dict[str, Bug] = {
 
 @cache
 def entries() -> list[dict[str, Any]]:
-    """Return every known bug: ``entry``, ``claim`` of its test, ``story``, and names and addresses of sources."""
+    """Return every known bug: its ``entry``, the ``claim`` of its test, its ``story``, and its sources with URLs."""
     drawn = {bug.entry: name for name, bug in BUGS.items()}
     return [{**each, "drawn": drawn.get(each["entry"])} for each in json.loads(ENTRIES.read_text("utf-8"))]
 

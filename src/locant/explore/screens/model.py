@@ -1,13 +1,12 @@
 """The screens Model and Swap: the position encoding of each layer of a model, and other encodings in its layers.
 
-For a swap the model is built from its configuration without weights and then swapped. The sentences are from the handle
-of that swap.
+For a swap, the model is built from its configuration without weights, and its encodings are swapped. The sentences
+about the layers come from the handle that `locant.swap` returns.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,18 +22,20 @@ from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained_length, without_weights
-from locant.lab.position_overrides import NUMBERED, USUAL_FACTOR, PositionOverride
+from locant.lab.position_overrides import TAKE_NUMBER, USUAL_FACTOR, PositionOverride
 from locant.models.registry import presets
 from locant.positions.base import PositionEncoding
 from locant.positions.description import Weightless, to_config
 from locant.report.explain import layers_rows, spans, summary_rows, swapped_layers
+from locant.shell import shell_path, shell_word
+from locant.spelling import number_list
 from locant.swapping import swap
 from locant.swapping.added_point import bias_points, layer_types
 from locant.swapping.rotary_point import rotary_points
 
 NO_KIND = {"name": None, "methods": [], "base": None, "warnings": [],
            "facts": [["swapped", ["replaces the encoding of the model"]]]}  # fmt: skip
-"""The facts about layers whose own encoding was swapped for another one."""
+"""The facts about layers whose own encoding was replaced by another encoding."""
 STRETCH = 4
 LONGEST = 2**30
 ALL, EVERY = "all", "every"
@@ -49,15 +50,15 @@ OTHER_MODELS = "evaluate and tune are for causal language models"
 
 def model_screen(state: State, session: Session) -> Mapping[str, Any]:
     """Return the facts of `locant explain` about a model, its layers in order, and the changes of `locant extend`."""
-    name, title, config = session.chosen_model(state)
+    name, title, config = session.choose_model(state)
     text = json.dumps(config)
-    explanation = _explained(text)
+    explanation = _explain(text)
     rotary = [layers for layers in explanation.layers if layers.rotary is not None]
     trained = explanation.trained or explanation.longest or 4096
     to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
     method = state.one_of("method", "yarn", list(METHODS), SCALING_TITLES)
     pairs = len(rotary[0].rotary.pairs) if rotary else 0  # type: ignore[union-attr]
-    extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to extend")
+    extension, refused = _extend(text, to, method) if rotary else (None, "no layer has rotary positions to extend")
     source = "config.json" if name in session.configs or name not in presets() else name
     return {
         "model": title,
@@ -77,13 +78,13 @@ def model_screen(state: State, session: Session) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _explained(text: str) -> Explanation:
+def _explain(text: str) -> Explanation:
     return explain(json.loads(text))
 
 
 @lru_cache(maxsize=64)
-def _extended(text: str, to: int, method: str) -> tuple[Extension | None, str]:
-    """Return the extension, or the reason why there is none: usually the configuration is already extended."""
+def _extend(text: str, to: int, method: str) -> tuple[Extension | None, str]:
+    """Return the extension, or the reason why there is none. Usually the configuration is already extended."""
     try:
         return extend(json.loads(text), to=to, method=method), ""
     except LocantError as error:
@@ -107,7 +108,10 @@ def _kind(layers: Any) -> Mapping[str, Any]:
 
 
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
-    """Return the number of each layer's kind, with the kinds of `Explanation.layers` first, and its window."""
+    """Return the number of each layer's kind, and the layer's window.
+
+    The kinds of `Explanation.layers` come first.
+    """
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
     placed = enumerate(swapped_layers(explanation).values(), len(numbers))
     swapped = {place: kind for kind, places in placed for place in places}
@@ -139,7 +143,7 @@ def _extension(extension: Extension, session: Session) -> Mapping[str, Any]:
 
 
 def _without_folders(value: Any) -> Any:
-    """Return a configuration without paths of any system, because `transformers` records where it found a model."""
+    """Return a configuration without absolute paths, because `transformers` records the folder of a model."""
 
     def is_path(value: Any) -> bool:
         return isinstance(value, str) and any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
@@ -169,21 +173,22 @@ def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dic
 def swap_screen(state: State, session: Session) -> Mapping[str, Any]:
     """Return the sentence of each layer, the frequencies before and after, and the code, or the error of the swap."""
     with SWAPPING:
-        return _swapped(state, session)
+        return _swap(state, session)
 
 
-def _swapped(state: State, session: Session) -> Mapping[str, Any]:
-    name, title, config = session.chosen_model(state)
-    way = _way(state)
-    folder = session.written(name) if name in session.models else "MODEL"
-    answer: dict[str, Any] = {"model": title, "way": _word(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
-                              "refused": None, "ways": [], "python": {}}  # fmt: skip
+def _swap(state: State, session: Session) -> Mapping[str, Any]:
+    name, title, config = session.choose_model(state)
+    way = _read_override(state)
+    name_of_way = _format_override(way)
+    folder = session.path_in_code(name) if name in session.models else "MODEL"
+    answer: dict[str, Any] = {"model": title, "way": name_of_way, "pair": 0, "layers": [], "groups": [],
+                              "pairs": None, "refused": None, "ways": [], "python": {}}  # fmt: skip
     try:
-        model = _weightless(json.dumps(config))
+        model = _build_without_weights(json.dumps(config))
         trained, longest = _lengths(model.config)
         types = layer_types(bias_points(model), model.config.get_text_config())
         every, of_type = _plan(state, way, types)
-        with nullcontext() if way.is_of_rotary else Weightless():
+        with nullcontext() if way.is_built_from_rotary else Weightless():
             encoding = way.encoding(model, trained, longest, of_type)
         arguments: dict[str, Any] = {"encoding": encoding}
         if of_type is not None:
@@ -194,10 +199,11 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
             sentences = [each.partition(": ")[2] for each in handle.sentences]
     except LocantError as error:
         return {**answer, "refused": [error.cause, error.remedy]}
-    to = max(way.stretched(trained), 2 * trained)
+    to = max(way.stretched_length(trained), 2 * trained)
     auto, pairs = auto_class(model.config), _pairs(state, model, encoding, of_type, trained, to)
     refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
-    model_name, code = shlex.quote(folder), _code_of_encoding(encoding, way, (trained, longest, of_type))
+    code = _code_of_encoding(encoding, way, (trained, longest, of_type))
+    lengths = shell_word(number_list([trained, to]))
     alone = f"{way.name} is for models without further training" if way.is_for_reading_only else None
     return {
         **answer,
@@ -209,21 +215,21 @@ def _swapped(state: State, session: Session) -> Mapping[str, Any]:
                    for said in dict.fromkeys(sentences)],
         **pairs,
         "ways": [
-            [f"locant evaluate {model_name} my.txt --lengths {trained},{to} --with own,{_word(way)}", refused],
-            [f"locant tune {model_name} my.txt --with {_word(way)} --minutes 30", refused or alone],
+            [f"locant evaluate {shell_path(folder)} my.txt --lengths {lengths} --with own,{name_of_way}", refused],
+            [f"locant tune {shell_path(folder)} my.txt --with {name_of_way} --minutes 30", refused or alone],
         ],
         "python": _codes_of_swap(auto, folder, code, every, of_type, pairs.get("pairs")),
     }  # fmt: skip
 
 
 @lru_cache(maxsize=2)
-def _weightless(text: str) -> Any:
+def _build_without_weights(text: str) -> Any:
     return without_weights(json.loads(text))
 
 
-def _way(state: State) -> PositionOverride:
+def _read_override(state: State) -> PositionOverride:
     name = state.one_of("with", "yarn", [each for each in PositionOverride.names() if each != "own"], SCALING_TITLES)
-    if name not in NUMBERED:
+    if name not in TAKE_NUMBER:
         return PositionOverride(name)
     usual = USUAL_FACTOR.get(name, USUAL)
     whole = name == "self-extend"
@@ -231,12 +237,15 @@ def _way(state: State) -> PositionOverride:
     return PositionOverride(name, float(factor))
 
 
-def _word(way: PositionOverride) -> str:
+def _format_override(way: PositionOverride) -> str:
     return way.name if way.factor is None else f"{way.name}:{way.factor:g}"
 
 
 def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> tuple[int | None, str | None]:
-    """Return the interval between the layers that get it, or their type. If both are None, all layers get it."""
+    """Return the interval between the layers that get the encoding, or their type.
+
+    If both are None, all layers get it.
+    """
     if way.name == "exact":
         return None, None
     kinds = [kind for kind in dict.fromkeys(types) if kind is not None]
@@ -246,7 +255,7 @@ def _plan(state: State, way: PositionOverride, types: Sequence[str | None]) -> t
 
 
 def _lengths(config: Any) -> tuple[int, int]:
-    """Return the trained and the stated length. `swap` needs neither, in contrast to `evaluate` and `tune`."""
+    """Return the trained and the stated length, or `UNSTATED` for both if one is missing. `swap` needs neither."""
     try:
         return trained_length(config), stated_length(config)
     except InputError:
@@ -281,7 +290,9 @@ def _code_of_encoding(
         return ""
     if (description := to_config(encoding)) is None:
         lengths = ", ".join(repr(each) for each in sizes if each is not None)
-        return f"locant.lab.position_overrides.PositionOverride.of({_word(way)!r}).encoding(model, {lengths})"
+        return (
+            f"locant.lab.position_overrides.PositionOverride.of({_format_override(way)!r}).encoding(model, {lengths})"
+        )
     options = [f", {name}={_option(value)}" for name, value in description["options"].items()]
     return f"locant.encoding({description['name']!r}{''.join(options)})"
 

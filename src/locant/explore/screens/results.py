@@ -12,7 +12,7 @@ import numpy as np
 
 from locant.errors import InputError, RangeError
 from locant.explore.comparison import Comparison
-from locant.explore.screens import Screen, sampled
+from locant.explore.screens import Screen, evenly_spaced_numbers
 from locant.explore.session import Session, State
 from locant.files import FaultError, strict_json
 from locant.lab.results import RECORD, RESULTS, require_known_schema
@@ -45,7 +45,7 @@ losses = {row.encoding: by_position(row) for row in summarise(report).rows}
 RECALLED = """keys = next(each["pass_keys"] for each in report["records"] if each["encoding"] == {!r})
 share = {{(each["depth"], each["length"]): each["recalled"] / each["asked"] for each in keys if each["asked"]}}
 """
-OF_TUNING = {
+CODE_OF_TUNING = {
     "training": 'training, held_out = report["train_loss"], dict(report["held_out"])\n',
     "loss-by-length": 'losses = {when: report[f"{when}_by_length"] for when in ("before", "after")}\n',
 }
@@ -75,11 +75,11 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     runs = {key: run.folder for key, run in session.comparisons.items()}
     known = {**session.reports, **runs} or {NOTHING: None}
     # A dropped file may be for another screen, so it is opened only if an address names it.
-    name, dropped = session.chosen(state, "report", next(iter(known)), [*known], {key: str(runs[key]) for key in runs})
+    name, dropped = session.choose(state, "report", next(iter(known)), [*known], {key: str(runs[key]) for key in runs})
     options(state, session)
     run = session.comparisons.get(name)
     title = dropped.name if dropped else str(runs.get(name, name))
-    written = title if dropped or run else session.written(name)
+    written = title if dropped or run else session.path_in_code(name)
     results = None
     if dropped:
         results = _read(dropped.content, dropped.name)
@@ -87,14 +87,14 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         results = _in_folder(folder, required=run is None)
     if session.is_shared:
         results = _without_folders(results)
-    shown = _shown(results, written)
+    shown = _read_curves(results, written)
     return {
         "folder": "" if name == NOTHING else title,
         "state": None if run is None else run.state,
         "done": 0 if run is None else run.done,
         "total": 0 if run is None else run.total,
         "missing": _missing(results),
-        "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
+        "training": {} if run is None else {label: _thin(losses) for label, losses in run.losses.items()},
         "python": ({} if run is None else {"training": _code_of_run(run, session)})
         | ({} if results is None else _codes(written, shown, results)),
         **shown,
@@ -104,7 +104,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 def options(state: State, session: Session) -> dict[str, Any]:
     """Return the options of a new comparison, all of which are settings of this screen."""
     names = tuple(filter(None, map(str.strip, state.text("encodings", "nope, rotary, alibi", 400).split(","))))
-    if any(".py:" in name for name in names):  # which would be run
+    if any(".py:" in name for name in names):  # such a file would be run
         raise RangeError("got an encoding in a Python file, which this page does not run", "use locant compare")
     texts = [SAMPLE, *session.texts]
     return {
@@ -173,14 +173,14 @@ def _no_report(name: str) -> InputError:
     return InputError(got, f"use {RESULTS} or {RECORD} as written")
 
 
-def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
+def _read_curves(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
     """Return the curves of a report, their intervals and its sentences. All are empty if there is no report yet."""
     nothing = {"said": [], "note": "", "lengths": np.zeros(0), "trained": 0, "rows": [], "pass_keys": []}
     if results is None:
         return nothing
     try:
         if "held_out" in results:
-            return _tuned(results)
+            return _read_tuning(results)
         about_tasks = task_sentences(scores(results))
         if about_tasks and not any("loss_by_length" in record for record in results["records"]):
             return {**nothing, "said": about_tasks}
@@ -193,13 +193,13 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
             "lengths": np.array(summary.lengths),
             "trained": summary.train_length,
             "rows": [_row(row, summary, written.get(row.encoding)) for row in summary.rows],
-            "pass_keys": [_recalled(record) for record in results["records"] if record.get("pass_keys")],
+            "pass_keys": [_recall_table(record) for record in results["records"] if record.get("pass_keys")],
         }
     except (ValueError, LookupError, TypeError, AttributeError):
         raise _no_report(name) from None
 
 
-def _tuned(record: dict[str, Any]) -> dict[str, Any]:
+def _read_tuning(record: dict[str, Any]) -> dict[str, Any]:
     """Return the curves of a tuning: training and held-out losses over steps, and held-out losses by length."""
     lengths = [*map(int, record["before_by_length"])]
     unknown = np.full(len(lengths), np.nan)
@@ -210,7 +210,7 @@ def _tuned(record: dict[str, Any]) -> dict[str, Any]:
         for when in ("before", "after")
     ]  # fmt: skip
     return {
-        "training": {"training": _thinned(record["train_loss"]), "held-out": {"steps": steps, "losses": held_out}},
+        "training": {"training": _thin(record["train_loss"]), "held-out": {"steps": steps, "losses": held_out}},
         "said": tuning_sentences(record),
         "note": TUNED,
         "lengths": np.array(lengths),
@@ -223,8 +223,8 @@ def _tuned(record: dict[str, Any]) -> dict[str, Any]:
 def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the curves of an encoding and their 95 % intervals by length.
 
-    The intervals are the `written` ones of an evaluation, or for a comparison the intervals over windows, if there are
-    enough windows.
+    For an evaluation these are the `written` intervals. For a comparison these are the intervals over windows, if there
+    are enough windows.
     """
     means = _cells([row.by_length.get(length) for length in summary.lengths])
     if written is None:
@@ -236,7 +236,7 @@ def _row(row: Row, summary: Summary, written: Mapping[str, Any] | None) -> dict[
     return {"name": row.encoding, "by_length": means, "low": low, "high": high, "by_position": by_position(row)}
 
 
-def _recalled(record: Mapping[str, Any]) -> dict[str, Any]:
+def _recall_table(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the share of pass keys that an encoding recalled, with a row per depth and a column per length."""
     lengths, depths = (sorted({each[name] for each in record["pass_keys"]}) for name in ("length", "depth"))
     counts = np.zeros((2, len(depths), len(lengths)))
@@ -260,8 +260,8 @@ def by_position(row: Row) -> np.ndarray:
     return np.convolve(values, np.ones(NEIGHBOURS), "same") / counts if len(values) >= NEIGHBOURS else values
 
 
-def _thinned(losses: list[float]) -> dict[str, np.ndarray]:
-    steps = sampled(len(losses), POINTS)
+def _thin(losses: list[float]) -> dict[str, np.ndarray]:
+    steps = evenly_spaced_numbers(len(losses), POINTS)
     return {"steps": steps + 1, "losses": np.array(losses)[steps]}
 
 
@@ -272,7 +272,7 @@ def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> d
     head = "import json\nfrom pathlib import Path\n\n"
     read = f"report = json.loads(Path({str(file)!r}).read_text('utf-8'))\n"
     if tuned:
-        return {picture: head + read + code for picture, code in OF_TUNING.items()}
+        return {picture: head + read + code for picture, code in CODE_OF_TUNING.items()}
     summary = f"{head}import numpy as np\n\nfrom locant.lab.summary import summarise\n\n{read}"
     keys = [head + read + RECALLED.format(each["name"]) for each in shown["pass_keys"]]
     return {
@@ -284,7 +284,7 @@ def _codes(name: str, shown: Mapping[str, Any], results: Mapping[str, Any]) -> d
 
 def _code_of_run(run: Comparison, session: Session) -> str:
     """Return code that trains like the comparison that runs here, whose curves are not in a report."""
-    files = [session.written(name) for name, file in session.texts.items() if str(file) in run.files]
+    files = [session.path_in_code(name) for name, file in session.texts.items() if str(file) in run.files]
     options = ", ".join(f"{name}={value!r}" for name, value in run.options.items())
     return TRAINING.format(files=files, options=options)
 

@@ -11,7 +11,7 @@ import torch
 
 from locant.arguments import MAX_INT32
 from locant.checkpoints.rotary_settings import bands_of, pair_settings, rounding_errors
-from locant.explore.screens import Screen, sampled
+from locant.explore.screens import Screen, evenly_spaced_numbers
 from locant.explore.session import SCALING_TITLES, Session, State
 from locant.positions import Pairs, Positions, Rotary
 from locant.positions.scaling import EXTENDING, SCALINGS, scaling_by_name
@@ -21,7 +21,7 @@ MAX_LENGTH = 2**22
 NUM_POINTS = 128
 NUM_PLACES = 96
 NEAR = 8
-"""The number of positions around each point of the error curve, of which the largest error is drawn."""
+"""The number of positions in each point of the error curve. The curve shows their largest error."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,7 +31,7 @@ SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
 """The axis of each pair. The first three use one series of frequencies: in sections (Qwen2-VL), every third pair
 (Qwen3-VL), or rows and columns alternately and then frames (ERNIE 4.5 VL). The others use a series for each axis, as in
 vision encoders, or an axis for each group of heads (MHRoPE)."""
-MOST = 32
+MAX_SIZE = 32
 """The largest number of frames, of rows, of columns, and of text tokens on either side."""
 
 
@@ -85,12 +85,12 @@ def _rotary(method: str, length: int, dim: int, base: float, factor: float, trai
 def side_by_side(*sizes: Any) -> Mapping[str, Any]:
     """Return the factor of each method on the wavelength of each pair, and how well its cached keys fit.
 
-    The fit of a key that was cached at the trained length is the mean over pairs of the cosine of the angle difference,
-    by its position. It is 1 if its angles are the angles of the new length. `sizes` are head_dim, base, factor and
-    trained length.
+    The keys were cached at the trained length. For each position, the fit of a key is the cosine of the angle
+    difference, averaged over pairs. It is 1 if the angles equal the angles of the new length. `sizes` are head_dim,
+    base, factor and trained length.
     """
     *_, factor, trained = sizes
-    positions, curves = sampled(trained, NUM_POINTS), dict[str, Any]()
+    positions, curves = evenly_spaced_numbers(trained, NUM_POINTS), dict[str, Any]()
     at, stretch = Positions.of(torch.from_numpy(positions)[None]), []
     for method in EXTENDING:
         now = _rotary(method, round(trained * factor), *sizes)
@@ -109,7 +109,10 @@ def side_by_side(*sizes: Any) -> Mapping[str, Any]:
 
 
 def precision(rotary: Rotary, position: int) -> Mapping[str, Any]:
-    """Return the errors of cosines by dtype: the largest at positions up to 2^31, and of each pair at this position."""
+    """Return the errors of cosines by dtype.
+
+    These are the largest error near each of `NUM_PLACES` positions up to 2^31 - 1, and each pair's error at `position`.
+    """
     places = np.unique(np.geomspace(1, MAX_INT32, NUM_PLACES).round().astype(np.int64))
     near = np.clip(places[:, None] - np.arange(NEAR), 0, None)
     curves, pairs = {}, {}
@@ -146,9 +149,9 @@ def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any,
 def images(state: State, session: Session) -> Mapping[str, Any]:
     """Return the index of every token on every axis, the axis of every pair, and the similarity after rotation."""
     frames, rows, columns = (
-        state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
+        state.whole(name, n, 1, MAX_SIZE) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
     )
-    before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
+    before, after = state.whole("before", 5, 0, MAX_SIZE), state.whole("after", 4, 0, MAX_SIZE)
     step = state.whole("step", 1, 1, 25)
     continue_from = state.one_of("continue_from", "largest", ["largest", "sides"])
     pairs = state.whole("pairs", 64, 3, 128)

@@ -15,7 +15,7 @@ from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.errors import LocantError, RangeError
-from locant.explore.screens import Screen, called
+from locant.explore.screens import Screen, call_with_code
 from locant.explore.session import Session, State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
@@ -23,7 +23,7 @@ from locant.positions import PositionEncoding, Positions, generalizing
 from locant.positions.fields import TokenFeatures
 from locant.positions.registry import encodings
 
-MOST = 192
+MAX_TOKENS = 192
 """The largest number of tokens in a row or cache, which are all drawn."""
 NONE = "none"
 BOTH, CAUSAL = "both directions", "causal"
@@ -48,12 +48,12 @@ class Row(NamedTuple):
     @classmethod
     def of(cls, function: Callable[..., Positions], *arguments: Any, **options: Any) -> Row:
         """Return the row that this function makes, without a cache."""
-        positions, python = called(function, *arguments, **options)
+        positions, python = call_with_code(function, *arguments, **options)
         return cls(positions, None, f"positions = {python}\n")
 
 
 class RowSettings(NamedTuple):
-    """The settings of a row: a function that makes it at a multiple of its length, its cache and its ranks."""
+    """The settings of a row, with its cache, its ranks, and a function that makes it at a multiple of its length."""
 
     row: Callable[[int], Row]
     cached: int = 0
@@ -70,11 +70,11 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     indices = state.one_of("indices", COUNTED, list(INDICES), INDICES)
     settings = _read_sum(state, indices) if indices in ("coupled", "abacus") else _read_documents(state, indices)
     causal = state.one_of("direction", CAUSAL, [CAUSAL, BOTH]) == CAUSAL
-    window = state.whole("window", 0, 0, MOST) or None
+    window = state.whole("window", 0, 0, MAX_TOKENS) or None
     name = state.one_of("encoding", "rotary", [NONE, *encodings()])
     times = 1 if settings.characters else state.whole("times", 1, 1, 512, log=True)
     row, longer = settings.row(1), settings.row(times)
-    at = state.whole("at", int((row.queries.document >= 0).sum()) - 1, 0, MOST + 64)
+    at = state.whole("at", int((row.queries.document >= 0).sum()) - 1, 0, MAX_TOKENS + 64)
 
     keys = row.queries if row.keys is None else row.keys
     allowed = row.queries.mask(row.keys, causal=causal, window=window)[0, 0].numpy()
@@ -114,7 +114,7 @@ def _read_documents(state: State, indices: str) -> RowSettings:
     padding = state.whole("padding", 2, 0, 64)
     counted = indices == COUNTED
     side = state.one_of("side", "right", ["right", "left"]) if counted else "right"
-    cached = state.whole("cache", 0, 0, MOST) if counted else 0
+    cached = state.whole("cache", 0, 0, MAX_TOKENS) if counted else 0
     world = state.whole("ranks", 1, 1, 8)
     zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
     parts = world * (1 + zigzag) if world > 1 else 1
@@ -134,7 +134,7 @@ def _read_documents(state: State, indices: str) -> RowSettings:
 
 def _read_sum(state: State, indices: str) -> RowSettings:
     """Read the settings of an equation, whose digits have positions by their places."""
-    text = state.text("sum", SUM, longest=MOST)
+    text = state.text("sum", SUM, longest=MAX_TOKENS)
     numbers = [len(digits) for digits in re.findall(r"[0-9]+", text)]
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
         raise RangeError(f"got {short_repr(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
@@ -152,11 +152,11 @@ def _read_sum(state: State, indices: str) -> RowSettings:
 def _lengths(text: str) -> list[int]:
     words = text.replace(",", " ").split()
     remedy = "documents=5, 3, 8"
-    lengths = [whole("documents", int(word) if word.isdecimal() and len(word) < 9 else word, 1, MOST, remedy=remedy)
-               for word in words]  # fmt: skip
-    if not 1 <= sum(lengths) <= MOST:
+    numbers = [int(word) if word.isdecimal() and len(word) < 9 else word for word in words]
+    lengths = [whole("documents", number, 1, MAX_TOKENS, remedy=remedy) for number in numbers]
+    if not 1 <= sum(lengths) <= MAX_TOKENS:
         got = f"got documents of {sum(lengths)} tokens in all" if lengths else f"got {short_repr(text)} for documents"
-        raise RangeError(f"{got}, expected 1 to {MOST}", remedy)
+        raise RangeError(f"{got}, expected 1 to {MAX_TOKENS}", remedy)
     return lengths
 
 
@@ -164,7 +164,7 @@ def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
     """Return a row, with the shortest Python code. Cached tokens precede the first document and belong to it."""
     total = sum(lengths)
     if cached and len(lengths) == 1 and not padding:
-        keys, python = called(Positions.arange, cached + total)
+        keys, python = call_with_code(Positions.arange, cached + total)
         row = Row.of(Positions.after, cached, total)
         return Row(row.queries, keys, f"{row.python}k_positions = {python}\n")
     if not cached and not padding and len(lengths) == 1:
@@ -193,7 +193,7 @@ def _tokens(positions: Positions) -> dict[str, np.ndarray]:
 
 
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
-    """Return the backend that `attend` would choose on a CPU, and the reason. Its tensors take no memory."""
+    """Return the backend that `attend` would choose on a CPU, and the reason. The tensors for this take no memory."""
     mask = AttentionMask(row.queries, row.keys, causal, window)
     number = torch.zeros(())
     q, k = (number.expand(1, SIZES["num_heads"], side.seq_len, SIZES["head_dim"]) for side in (mask.queries, mask.keys))

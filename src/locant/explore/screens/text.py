@@ -25,7 +25,7 @@ from locant.text.reading import read_texts
 SENTENCE = "The function returns a list of strings. If the list is empty, the function returns None."
 EXAMPLE, SAMPLE, BYTES, TRAINED = "a sentence", "sample text", "bytes", "trained on this text"
 MOST_CHARACTERS = 50_000
-"""The largest text. A longer one would delay the page, which shows only a few hundred tokens."""
+"""The largest number of characters. A longer text would delay the page, which shows only a few hundred tokens."""
 PARTS = ("weights", "keys", "rotated", "added")
 """The parts of a layer that are drawn."""
 WIDTH = 64
@@ -50,7 +50,7 @@ DESCRIPTIONS = {
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
-    """Return the tokens from a place on, the windows over them, their vectors and their attention weights."""
+    """Return the tokens that begin at a place, the windows over them, their vectors and their attention weights."""
     typed = state.text("typed", "", longest=4000)
     name, opened, text = _read_text(state, session)
     text = typed or text
@@ -58,16 +58,16 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     folder = "" if model in DESCRIPTIONS else str(session.models[model])
     kind = folder or (str(FOLDER) if model == SMALL else state.one_of("tokenizer", TRAINED, [TRAINED, BYTES]))
     vocab_size = state.whole("vocabulary", 512, 257, 8192, log=True) if kind == TRAINED else 257
-    tokenizer, ids = _tokenizer(kind, vocab_size, text), _encoded(kind, vocab_size, text)
+    tokenizer, ids = _tokenizer(kind, vocab_size, text), _encode(kind, vocab_size, text)
     start = state.whole("start", 0, 0, max(len(ids) - 1, 0), log=True, follows=True)
     count = state.whole("count", 48, 4, models.LENGTH)
     length, stride = state.whole("length", 8, 2, 64), state.whole("stride", 4, 1, 64)
     part = ids[start : start + count]
     at = state.whole("at", min(11, len(part) - 1), 0, len(part) - 1, follows=True)
-    names = models.WAYS if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
+    names = models.OVERRIDES if folder else models.ENCODINGS if model == SMALL else encodings_of_text()
     encoding = state.one_of("encoding", "own" if folder else "rotary", names, TITLES)
     if folder:
-        embedding = _pretrained(folder)
+        embedding = _load_pretrained(folder)
         layers, description = _in_folder(state, folder, encoding, tuple(map(int, part)))
     else:
         size = () if model == SMALL else (tokenizer.vocab_size,)
@@ -78,7 +78,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         tokens = torch.from_numpy(part).long()[None]
         alone, vectors = (each(tokens)[0].float().numpy() for each in (embedding.token, embedding))
     attention = _attention(state, layers) if layers else {}
-    written = session.written(model) if folder else kind
+    written = session.path_in_code(model) if folder else kind
     return {
         "name": "your input" if typed else name,
         "characters": len(text),
@@ -107,13 +107,13 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 def _read_text(state: State, session: Session) -> tuple[str, str, str]:
     """Return the name, the Python code and the text of a command-line file, a dropped file or a built-in text."""
     files = session.texts
-    name, dropped = session.chosen(state, "file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE])
+    name, dropped = session.choose(state, "file", next(iter(files), EXAMPLE), [*files, EXAMPLE, SAMPLE])
     if name == EXAMPLE:
         return name, repr(SENTENCE), SENTENCE
     if name == SAMPLE:
         return name, f"locant.text.sample_text()[:{MOST_CHARACTERS}]", sample_text()[:MOST_CHARACTERS]
     if dropped is None:
-        return name, _opening(session.written(name)), read_texts(files[name])[0][:MOST_CHARACTERS]
+        return name, _code_of_opening(session.path_in_code(name)), read_texts(files[name])[0][:MOST_CHARACTERS]
     try:
         text = dropped.content.decode()
     except UnicodeDecodeError as error:
@@ -121,10 +121,10 @@ def _read_text(state: State, session: Session) -> tuple[str, str, str]:
         raise InputError(cause, "use a text file in UTF-8") from None
     if not text:
         raise InputError(f"got {dropped.name!r}, which is empty", "use a file that contains text")
-    return dropped.name, _opening(dropped.name), text[:MOST_CHARACTERS]
+    return dropped.name, _code_of_opening(dropped.name), text[:MOST_CHARACTERS]
 
 
-def _opening(name: str) -> str:
+def _code_of_opening(name: str) -> str:
     return f"open({name!r}, encoding='utf-8').read()[:{MOST_CHARACTERS}]"
 
 
@@ -136,19 +136,19 @@ def _tokenizer(kind: str, vocab_size: int, text: str) -> Tokenizer:
 
 
 @lru_cache(maxsize=8)
-def _encoded(kind: str, vocab_size: int, text: str) -> np.ndarray:
+def _encode(kind: str, vocab_size: int, text: str) -> np.ndarray:
     return np.asarray(_tokenizer(kind, vocab_size, text).encode(text))
 
 
 @lru_cache(maxsize=2)
-def _pretrained(folder: str) -> InputEmbedding:
+def _load_pretrained(folder: str) -> InputEmbedding:
     return InputEmbedding.from_pretrained(folder)
 
 
 @lru_cache(maxsize=256)
 def _neighbours(folder: str, token: int) -> list[list[Any]]:
-    """Return the tokens whose rows are nearest to the row of this one: spelling, id and cosine."""
-    tokenizer, nearest = _tokenizer(folder, 257, ""), _pretrained(folder).token.nearest(token, NEIGHBOURS)
+    """Return the spelling, id and cosine of each token whose row is nearest to the row of this token."""
+    tokenizer, nearest = _tokenizer(folder, 257, ""), _load_pretrained(folder).token.nearest(token, NEIGHBOURS)
     pairs = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
     return [[tokenizer.token(each) if each < tokenizer.vocab_size else "", each, score] for each, score in pairs]
 
@@ -173,7 +173,10 @@ def _layers(folder: str, ids: tuple[int, ...], way: str) -> list[Layer]:
 
 
 def _in_folder(state: State, folder: str, way: str, ids: tuple[int, ...]) -> tuple[list[Layer], str]:
-    """Return the layers of a model and a sentence about them. If it is unread or hides them, return no layers."""
+    """Return the layers of a model and a sentence about them.
+
+    Return no layers if the model is not read or hides them.
+    """
     size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     if state.one_of("attention", READ if size <= MOST_BYTES else UNREAD, [READ, UNREAD]) == UNREAD:
         return [], f"Only the tables of this model are read, because its weights are {size / 1e9:.1f} GB."

@@ -54,8 +54,8 @@ class Biases:
     """Biases of scores that are looked up by distance: entries of a table, or numbers of each query and each key.
 
     Args:
-        of_query: a table with an entry for every distance. With `row_of`, a number of every query for every row.
-        of_key: a number of every key for every row. ``None`` means that keys have no such numbers.
+        of_query: a table with an entry for every distance. With `row_of`, a number for every query and every row.
+        of_key: a number for every key and every row. ``None`` means that keys have no such numbers.
         row_of: the row of every distance, beginning with `Pairs.first`. Smaller distances use the first row, and larger
             distances use the last row. The distances of a row are contiguous. ``None`` means that `of_query` is a
             table.

@@ -1,7 +1,7 @@
 """The gradient of biases that were looked up by distance, on a GPU. Without atomics, every run gives the same bits.
 
-The gradient of a score is ``P (dP - mean)``: its weight times the difference between the weight's gradient and the mean
-over the row. The gradient of an entry is the sum over its pairs. No tensor of size query x key is stored:
+The gradient of a score is ``P (dP - mean)``: the score's weight times the difference between the weight's gradient and
+its mean over the row. The gradient of an entry is the sum over its pairs. No tensor of size query x key is stored:
 
 1. `_means` computes the means, with a program for each block of queries that iterates over its keys. The means use the
    weights computed here, not attention's output, which was rounded. Otherwise distances would drift to the mean of the
@@ -16,8 +16,8 @@ over the row. The gradient of an entry is the sum over its pairs. No tensor of s
    with gaps or with two documents it iterates over rows, and takes longer if a block has more rows.
 
 Each of these kernels needs two matrix products for a pair of blocks. The backward pass of FlexAttention needs seven.
-These kernels need Triton. They were run in its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0, but
-not yet run or timed on a device. `benchmarks/NOTES.md` lists the register spills.
+These kernels need Triton. They were run in Triton's interpreter and compiled for compute capabilities 8.0, 9.0 and
+10.0, but not yet run or timed on a device. `benchmarks/NOTES.md` lists the register spills.
 """
 
 from __future__ import annotations

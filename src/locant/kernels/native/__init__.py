@@ -32,7 +32,7 @@ DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 
 """The numbers of dtypes in ``numbers.h``."""
 
 
-class _Loaded(NamedTuple):
+class _LoadedLibrary(NamedTuple):
     library: ctypes.CDLL | None
     variant: str
     status: str
@@ -79,22 +79,22 @@ def runnable() -> tuple[str, ...]:
 
 
 @functools.cache
-def _load_library() -> _Loaded:
+def _load_library() -> _LoadedLibrary:
     setting = os.environ.get("LOCANT_NATIVE", "")
     if setting not in ("", "off", *runnable()):
         choices = ", ".join(("off", *runnable()))
         raise InputError(f"got LOCANT_NATIVE={setting}, this machine supports {choices}", "unset LOCANT_NATIVE")
     if setting == "off":
-        return _Loaded(None, "", "not used, because of LOCANT_NATIVE=off")
+        return _LoadedLibrary(None, "", "not used, because of LOCANT_NATIVE=off")
     path = library_path()
     if not path.exists():
-        return _Loaded(None, "", f"not built; with a C compiler: {HOW_TO_BUILD}")
+        return _LoadedLibrary(None, "", f"not built; with a C compiler: {HOW_TO_BUILD}")
     try:
         library = ctypes.CDLL(str(path))  # uses the OpenMP library that torch has loaded, or fails here, not in a call
     except OSError as error:
-        return _Loaded(None, "", f"cannot be loaded ({error}); with a C compiler: {HOW_TO_BUILD}")
+        return _LoadedLibrary(None, "", f"cannot be loaded ({error}); with a C compiler: {HOW_TO_BUILD}")
     variant = setting or runnable()[0]
-    return _Loaded(library, variant, f"used, for {variant}")
+    return _LoadedLibrary(library, variant, f"used, for {variant}")
 
 
 _is_forked = False

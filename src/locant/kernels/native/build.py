@@ -63,7 +63,8 @@ def build() -> Path:
         # OpenMP is not linked. Its functions come from the library that torch has loaded, so that there is one pool.
         _run([*compiler, "-shared", *objects, *LINKING[sys.platform], "-o", str(linked)])
         for old in HERE.glob("locant-*.so"):  # remove all older libraries. Processes that have loaded one keep it
-            old.unlink()
+            if old != target:  # of these sources, which another process may build at the same time
+                old.unlink(missing_ok=True)
         linked.replace(target)
     return target
 

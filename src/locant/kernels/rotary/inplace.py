@@ -1,6 +1,6 @@
 """Check which tensors may be rotated in place, before anything is written.
 
-Two tensors in the same memory would be rotated twice. So would a tensor whose elements share memory. Addresses are
+Two tensors in the same memory would be rotated twice, and so would a tensor whose elements share memory. Addresses are
 compared exactly, because contiguous or interleaved heads of one projection have no element in common even if their
 ranges of memory overlap. For one tensor the strides are checked. Each stride must be greater than the range of all
 smaller strides. This holds unless somebody sets strides by hand.
@@ -108,7 +108,7 @@ def _are_same_elements(q: Tensor, k: Tensor) -> bool:
     if not distance and q.dtype == k.dtype and q.shape == k.shape and _used_strides(q) == _used_strides(k):
         return True
     q_layout, k_layout = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
-    if _overlap(distance, *q_layout, *k_layout):
+    if _share_bytes(distance, *q_layout, *k_layout):
         raise ShapeError(
             "got q and k that share part of their memory to rotate in place", "inplace=False, or k.clone()"
         )
@@ -128,7 +128,7 @@ def _used_strides(x: Tensor) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _overlap(distance: int, *layouts: Any) -> bool:
+def _share_bytes(distance: int, *layouts: Any) -> bool:
     """Return whether q and k share a byte. k begins `distance` bytes after q. A layout is shape, strides and size."""
     import numpy as np  # called only for overlapping ranges. It compares addresses and does not read memory
 

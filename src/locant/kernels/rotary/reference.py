@@ -36,9 +36,9 @@ class Tables(NamedTuple):
     ``[4, 256, pairs, 4]``, cosine and sine, followed by their rounding errors. Float32 mode: float32 ``[pairs]``, the
     frequencies. The table is contiguous and on the device of q and k."""
     levels: int = 4
-    """Exact mode: the number of bytes of a position that can differ from zero, 1 to 4. Kernels may skip the others."""
+    """Exact mode: the number of bytes of a position that can differ from zero, 2 to 4. Kernels may skip the others."""
     attention_factor: float = 1.0
-    """A factor of every cosine and sine (in float64 in exact mode, in float32 in float32 mode)."""
+    """The factor on every cosine and sine (in float64 in exact mode, in float32 in float32 mode)."""
     axis_of_pair: Tensor | None = None
     """int64 ``[pairs]``: the axis of the positions that rotates each pair. Only for positions with several axes."""
 

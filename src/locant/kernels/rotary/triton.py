@@ -46,7 +46,7 @@ MAX_TOKENS = 2**31 - 2**16
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
+def why_not_triton(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
     """Return the reason why this kernel does not support these tensors, or ``None``. For k, the answer is the same."""
     if q.dtype not in DTYPES:
         return f"the Triton kernel has no arithmetic for {dtype_name(q.dtype)}"
@@ -54,7 +54,7 @@ def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
         return f"{q.shape[0] * q.shape[2]} tokens are more than the {MAX_TOKENS} that the Triton kernel supports"
     if q.shape[-1] > MAX_HEAD_DIM:
         return f"head_dim={q.shape[-1]} is more than the {MAX_HEAD_DIM} that the Triton kernel supports"
-    if not q.is_cuda and not _interpreted():
+    if not q.is_cuda and not _is_interpreted():
         return f"the Triton kernel runs on CUDA devices, and q is on {q.device}"
     if q.is_cuda and _capability(q.device) < 8:
         return f"Triton compiles for compute capability 8.0 and newer, and {q.device} is older"
@@ -164,7 +164,7 @@ def _capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
-def _interpreted() -> bool:
+def _is_interpreted() -> bool:
     return not isinstance(_rotate_kernel, triton.JITFunction)
 
 

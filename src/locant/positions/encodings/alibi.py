@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import entries, flag, real, short_repr
+from locant.arguments import Real, entries, flag, real, short_repr
 from locant.errors import ShapeError
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
@@ -21,7 +21,8 @@ from locant.positions.heads import check_num_heads
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return the paper's slope for every head: ``2 ** (-8 (h + 1) / H)`` if H is a power of two.
 
-    For other H, return the slopes of the next smaller power of two, then every other slope of the next larger one.
+    For other H, return the slopes of the next smaller power of two, followed by every other slope of the next larger
+    power.
 
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -48,7 +49,7 @@ class ALiBi(DistanceBias):
 
     Limits:
         Heads with steep slopes almost ignore far tokens, whatever their content. The bias is symmetric, so without a
-        causal mask it does not distinguish earlier keys from later ones.
+        causal mask it does not distinguish earlier keys from later keys.
 
     Tested against:
         `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072 distances.
@@ -78,7 +79,7 @@ class ALiBi(DistanceBias):
         num_heads: int,
         *,
         learned: bool = False,
-        slopes: Sequence[float] | None = None,
+        slopes: Sequence[Real] | None = None,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
@@ -100,14 +101,14 @@ class ALiBi(DistanceBias):
         return {"slopes": slopes.to(bias_dtype(q))}
 
     def of_distance(self, distance: Tensor, head: Tensor, *, slopes: Tensor) -> Tensor:
-        return -slopes[self.heads.here(head)] * distance.abs()
+        return -slopes[self.heads.to_local(head)] * distance.abs()
 
     def extra_repr(self) -> str:
         custom = "" if self._custom_slopes is None else f", slopes={short_repr(self._custom_slopes)}"
         return str(self.heads) + (", learned=True" if self.learned else "") + custom
 
 
-def _check_slopes(slopes: Any, num_heads: int) -> list[float]:
+def _check_slopes(slopes: Any, num_heads: int) -> list[Real]:
     remedy = f"pass {num_heads} numbers, one per head of the model"
     checked = [real("an entry of slopes", slope, remedy=remedy) for slope in entries("slopes", slopes, remedy)]
     if len(checked) != num_heads:

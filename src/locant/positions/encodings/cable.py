@@ -75,7 +75,7 @@ class Cable(RunningSums):
     def of_hidden(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the running sums, and for queries also the slope."""
+        """Return the running sums of every token, and for queries also the slope."""
         queries, sums = super().of_hidden(x, positions, past)
         if self.slope is None:
             return queries, sums
@@ -90,7 +90,7 @@ class Cable(RunningSums):
         return sums, keys
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
-        """Return the difference in float64, rounded once, times the slope."""
+        """Return the difference of the sums, computed in float64 and rounded once, times the slope."""
         if self.slope is None:
             return super().of_pair(queries, keys, head)
         queries = self.require_features("positions", queries)

@@ -27,8 +27,8 @@ class Convolutional(PositionEncoding):
         W_{\cdot \cdot j} = g_j \, \frac{V_{\cdot \cdot j}}{\lVert V_{\cdot \cdot j} \rVert}
 
     There are no indices. A token's position follows from its neighbours, and from the zeros beyond both ends of its
-    document. A document has the same result packed, padded or alone. (Published code convolves whole rows, so packed
-    documents would leak into each other. data2vec's code includes padding from its second layer on.)
+    document. The result of a document is the same if it is packed, padded or alone. (Published code convolves whole
+    rows, so packed documents would leak into each other. data2vec's code includes padding from its second layer on.)
 
     - wav2vec 2, HuBERT, WavLM, UniSpeech: ``Convolutional(768)``
     - data2vec-audio: ``Convolutional(768, kernel_size=19, depth=5, norm="layer")``
@@ -45,8 +45,8 @@ class Convolutional(PositionEncoding):
 
     Limits:
         Documents have to be complete, so tokens after a cache, shards and slices raise an error. The first tokens of a
-        document do not, because they look like a shorter document. In a graph, padded or packed rows raise an error,
-        because the host has to read where their documents begin.
+        document do not raise an error, because they look like a shorter document. In a graph, padded or packed rows
+        raise an error, because the host has to read where their documents begin.
 
     Tested against:
         `transformers`' wav2vec 2 and data2vec-audio, a row alone, forward and every gradient.
@@ -105,7 +105,7 @@ class Convolutional(PositionEncoding):
 
     @property
     def reach(self) -> int:
-        """The distance of a token's farthest earlier neighbour."""
+        """The distance to a token's farthest earlier neighbour."""
         return self.kernel_size - 1 if self.causal else self.kernel_size // 2
 
     def embed(self, x: Embeddings, positions: OptionalPositions = None) -> Embeddings:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, scale_of, whole
+from locant.arguments import MAX_WIDTH, Real, scale_of, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, resolve_positions
 from locant.positions.distances import bias_dtype, exact_dot
 from locant.positions.heads import for_query_heads
@@ -18,13 +18,13 @@ GRID = 2.0**-30
 
 
 class Cope(PositionEncoding):
-    r"""Counts only the tokens that matter: a key's position is the sum of the gates from the key to the query.
+    r"""Counts only the tokens that matter. A key's position is the sum of the gates from the key to the query.
 
     .. math:: g_{ij} = \sigma(s \, q_i \cdot k_j), \qquad p_{ij} = \sum_{t=j}^{i} g_{it}, \qquad
         b_{ij} = q_i \cdot e[p_{ij}]
 
-    s is `scale`, and e is interpolated between the two nearest of `max_positions` learned vectors. As in the authors'
-    code, the gates use the scaled product, and the embeddings use the plain query. All heads share the embeddings,
+    s is `scale`. e is interpolated between the two nearest of `max_positions` learned vectors. As in the authors' code,
+    the gates use the scaled product, and the embeddings use the query without scaling. All heads share the embeddings,
     which begin as zeros.
 
     Gates count the tokens that a causal mask shows to the query. A sliding window of `attend` does not shorten the
@@ -64,7 +64,7 @@ class Cope(PositionEncoding):
     )
     needs_all_keys = True
 
-    def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
+    def __init__(self, head_dim: int, max_positions: int = 64, *, scale: Real | None = None) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")
         self.max_positions = whole("max_positions", max_positions, 1, remedy="max_positions=64")

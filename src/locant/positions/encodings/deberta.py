@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, flag, scale_of, short_repr, whole
+from locant.arguments import MAX_WIDTH, Real, entries, flag, scale_of, short_repr, whole
 from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
@@ -30,9 +30,9 @@ class Deberta(RowBias):
 
     .. math:: b_{ij} = s \, \left( q_i \cdot K[\delta(i - j)] + k_j \cdot Q[\delta(i - j)] \right)
 
-    K and Q are a table of relative embeddings, projected per head like keys and like queries. δ is the bucket of a
-    distance, exact up to half of `num_buckets` and logarithmic to `max_distance`, in both directions. A pair uses the
-    same row as in released checkpoints (the paper writes δ(j - i) in the second term).
+    K is the table of relative embeddings, projected per head like keys. Q is the same table, projected like queries. δ
+    is the bucket of a distance: exact up to half of `num_buckets` and logarithmic to `max_distance`, in both
+    directions. A pair uses the same row as in released checkpoints. (In the second term, the paper has δ(j - i).)
 
     Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms. Pass it to attention, too:
     ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``.
@@ -88,7 +88,7 @@ class Deberta(RowBias):
         max_distance: int = 512,
         terms: Sequence[DebertaTerm] = ("c2p", "p2c"),
         norm: bool = False,
-        scale: float | None = None,
+        scale: Real | None = None,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Deberta(RowBias):
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Return the table with the key projection, for queries, and with the query projection, for keys."""
+        """Return the projected table for queries (by the key projection), and for keys (by the query projection)."""
         return self._project_table(self.key_projection, dtype), self._project_table(self.query_projection, dtype)
 
     def score_bias(

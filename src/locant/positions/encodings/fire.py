@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, real, whole
+from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.distances import bias_dtype
 from locant.positions.heads import Heads, empty_linear
@@ -26,15 +26,14 @@ class Fire(PositionEncoding):
     .. math:: b_{ij} = \mathrm{MLP}\left( \frac{\psi(|i - j|)}{\psi(\max(L, i, j))} \right), \qquad
         \psi(x) = \log(1 + c \, x)
 
-    The ratio runs from 0 at the query to 1 at the beginning of its document, so contexts longer than the trained ones
-    do not add new inputs. Up to the threshold L the denominator is constant. c and L are learned. For keys up to the
-    query, the maximum equals the paper's ``max(L, i)``. The additional j makes the bias symmetric without a causal
-    mask.
+    The ratio goes from 0 at the query to 1 at the beginning of its document, so longer contexts than in training do not
+    add new inputs. Up to the threshold L the denominator is constant. c and L are learned. For keys up to the query,
+    the maximum equals the paper's ``max(L, i)``. The additional j makes the bias symmetric without a causal mask.
 
     An MLP with one ReLU layer and one input is piecewise linear. Its ``hidden + 1`` pieces per head are computed once
     per call. Then a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one linear function per
-    head. On a CPU this takes 4.4 times the time of plain causal attention forward (8 192 tokens), and 3.3 times forward
-    and backward (4 096).
+    head. On a CPU, the forward pass takes 4.4 times the time of plain causal attention (8 192 tokens). Forward and
+    backward take 3.3 times the time (4 096 tokens).
 
     Args:
         num_heads, head_slice: as in `DistanceBias`. All heads share the hidden layer, c and L, so ranks have to sum
@@ -70,8 +69,8 @@ class Fire(PositionEncoding):
         num_heads: int,
         *,
         hidden: int = 32,
-        c: float = 0.1,
-        threshold: float = 512.0,
+        c: Real = 0.1,
+        threshold: Real = 512.0,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()
@@ -105,7 +104,7 @@ class Fire(PositionEncoding):
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Pairwise:
-        """Return the function of every pair as a `Pairwise` value."""
+        """Return the bias of every pair as a `Pairwise` value."""
         self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
         dtype = bias_dtype(q)

@@ -116,11 +116,11 @@ class ContinuousGridBias(HeadTable):
         \delta = \mathrm{sign}(n) \log_8 \left( 1 + \frac{8 |n|}{\text{size} - 1} \right)
 
     n is the number of rows (for the height) or columns (for the width) between query and key. Offsets of any size have
-    a bias, even in grids larger than the trained ones. `at` does not change the sizes that divide offsets
+    a bias, even in grids larger than in training. `at` does not change the sizes that divide offsets
     (``pretrained_window_size`` in the published models). These models normalise queries and keys, and multiply scores
-    by a learned number per head. To do the same, pass ``F.normalize(q, dim=-1) * factor`` and
-    ``F.normalize(k, dim=-1)`` to `attend`, with ``scale=1.0``. The MLP runs once per call for every offset of the grid,
-    not for every pair.
+    by a learned number per head. To do the same, call `attend` with ``F.normalize(q, dim=-1) * factor``,
+    ``F.normalize(k, dim=-1)`` and ``scale=1.0``. The MLP runs once per call for every offset of the grid, not for every
+    pair.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

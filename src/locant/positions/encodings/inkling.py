@@ -24,14 +24,14 @@ class Inkling(HiddenBias):
         \tau_i = 1 + \alpha \log \max\left(1, \frac{i + 1}{n_0}\right)
 
     B has a vector of `d_rel` numbers for each of the distances 0 to `extent` - 1. Farther and later keys have no bias.
-    It is Shaw's product of a query and a vector of the distance (2018, https://arxiv.org/abs/1803.02155), with a
+    As in Shaw's bias (2018, https://arxiv.org/abs/1803.02155), each distance has a vector. It is multiplied by a
     separate projection of the hidden state instead of the query. The temperature, if there is one, also multiplies the
     query (in `rotate`), so that softmax stays sharp over more and more keys.
 
-    It costs a product over `d_rel` for every query and distance, ``query x extent`` numbers per head. On a CPU,
-    attention stores these numbers for one head and some queries at a time. With two threads, for 8 192 tokens and 8
-    heads of width 64, it takes 1.9 times the time of plain causal attention (2.4 times with the backward pass) and 1.29
-    times the memory (without queries, keys and values).
+    It costs one product of `d_rel` numbers for every query and distance. The results are ``query x extent`` numbers per
+    head. On a CPU, attention stores these numbers for one head and some queries at a time. With two threads, for 8 192
+    tokens and 8 heads of width 64, it takes 1.9 times the time of plain causal attention (2.4 times with the backward
+    pass) and 1.29 times the memory (without queries, keys and values).
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.
@@ -41,8 +41,9 @@ class Inkling(HiddenBias):
         alpha: how fast scores grow.
 
     Limits:
-        The bias does not distinguish keys beyond `extent`. The temperature is for layers with full attention, not for
-        sliding windows. The short convolutions of the model's keys and values are not included.
+        Keys at a distance of `extent` or more have no bias, so the bias does not distinguish them. The temperature is
+        for layers with full attention, not for sliding windows. The short convolutions of the model's keys and values
+        are not included.
 
     Tested against:
         The attention of Inkling in `transformers` with its weights, and the formula in NumPy, forward and every

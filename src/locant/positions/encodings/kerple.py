@@ -7,17 +7,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.distances import bias_dtype
 
 KerpleKind = Literal["log", "power"]
 
-SMALLEST = 1e-2  # the minimum of both parameters, as in the authors' code
-LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite (the paper's theorem)
+MIN_PARAMETER = 1e-2  # the minimum of both parameters, as in the authors' code
+MAX_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite (the paper's theorem)
 INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
-"""The upper ends of the authors' uniform initial distributions of r1 and r2, which begin at 0."""
+"""The upper ends of the authors' initial distributions of r1 and r2, which are uniform from 0."""
 
 
 class Kerple(DistanceBias):
@@ -65,18 +65,18 @@ class Kerple(DistanceBias):
 
     def reset_parameters(self) -> None:
         for parameter, largest in zip((self.r1, self.r2), INITIAL[self.kind], strict=True):
-            self.heads.fill(parameter, parameter.new_empty(self.num_heads).uniform_(SMALLEST, largest))
+            self.heads.fill(parameter, parameter.new_empty(self.num_heads).uniform_(MIN_PARAMETER, largest))
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor]:
         dtype = torch.float64 if self.kind == "power" else bias_dtype(q)
-        bound = LARGEST_POWER if self.kind == "power" else None
+        bound = MAX_POWER if self.kind == "power" else None
         return {
             "r1": _clamp_keeping_gradient(self.r1, None).to(dtype),
             "r2": _clamp_keeping_gradient(self.r2, bound).to(dtype),
         }
 
     def of_distance(self, distance: Tensor, head: Tensor, *, r1: Tensor, r2: Tensor) -> Tensor:
-        index = self.heads.here(head)
+        index = self.heads.to_local(head)
         r1, r2, far = r1[index], r2[index], distance.abs().to(r1.dtype)
         if self.kind == "log":
             return -r1 * torch.log1p(r2 * far)
@@ -88,6 +88,6 @@ class Kerple(DistanceBias):
         return f"{self.heads}, kind={self.kind!r}"
 
 
-def _clamp_keeping_gradient(parameter: Tensor, largest: float | None) -> Tensor:
+def _clamp_keeping_gradient(parameter: Tensor, largest: Real | None) -> Tensor:
     """Clamp the parameter and pass its gradient on unchanged."""
-    return parameter + (parameter.clamp(SMALLEST, largest) - parameter).detach()
+    return parameter + (parameter.clamp(MIN_PARAMETER, largest) - parameter).detach()

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, flag, one_of, real, whole
+from locant.arguments import MAX_WIDTH, Real, flag, one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.look_up import look_up
 from locant.positions.base import Embeddings, EncodingInfo, ModelShape, PositionEncoding, build, require_embeddings
@@ -31,11 +31,12 @@ class Learned(PositionEncoding):
         max_seq_len: the number of positions.
         d_model: the width of the token embeddings.
         offset: the number of rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
-        init_std: rows start as N(0, init_std**2). If they are much smaller than token vectors, they are learned slowly.
+        init_std: rows are initialized from N(0, init_std**2). If they are much smaller than token vectors, they are
+            learned slowly.
 
     Limits:
-        A position past the end of the table raises `RangeError`. Rows that no training text reached are meaningless.
-        `resize` makes a table longer.
+        A position past the end of the table raises `RangeError`. Rows that no training text has reached are
+        meaningless. `resize` makes a table longer.
 
     Tested against:
         `transformers`' OPT, and an explicit look-up of rows.
@@ -56,7 +57,7 @@ class Learned(PositionEncoding):
         paper="Devlin 2018, arXiv 1810.04805",
     )
 
-    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
+    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: Real = INIT_STD) -> None:
         super().__init__()
         self.max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="pass the number of positions")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the token embeddings")
@@ -129,7 +130,7 @@ class Learned(PositionEncoding):
 
 
 def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:
-    """Interpolate linearly and keep both ends, in float64 with one rounding. A whole-number place copies its row."""
+    """Interpolate linearly in float64, round once, and keep both ends. At a whole number the row is copied."""
     place = torch.arange(new, dtype=torch.float64, device=rows.device) * (len(rows) - 1) / (new - 1)
     below = place.floor().long()
     above = (below + 1).clamp(max=len(rows) - 1)
@@ -139,7 +140,7 @@ def _interpolate(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, 
 
 
 class LearnedGrid(PositionEncoding):
-    r"""Adds a vector for its cell to every patch of an image. The table is resized to the image's grid.
+    r"""Adds a vector to every patch of an image, from a table that is resized to the image's grid.
 
     .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
 
@@ -198,7 +199,7 @@ class LearnedGrid(PositionEncoding):
         mode: Interpolation = "bicubic",
         antialias: bool = False,
         align_corners: bool = False,
-        init_std: float = INIT_STD,
+        init_std: Real = INIT_STD,
     ) -> None:
         super().__init__()
         self.height = whole("height", height, 1, remedy="pass the rows of the grid, such as height=14")
@@ -217,7 +218,10 @@ class LearnedGrid(PositionEncoding):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
-        """Build it for tokens in one row, unless `height` and `width` are given: a `ModelShape` has no grid."""
+        """Build the encoding for tokens in one row, unless `height` and `width` are given.
+
+        A `ModelShape` has no grid.
+        """
         return build(cls, {"d_model": shape.d_model, "height": 1, "width": shape.max_seq_len} | options)
 
     @property

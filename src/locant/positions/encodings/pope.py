@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, shape_error, whole
+from locant.arguments import MAX_WIDTH, Real, shape_error, whole
 from locant.errors import LocantError, Remedy
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, resolve_positions
@@ -24,9 +24,9 @@ class PoPE(PositionEncoding):
     .. math:: q_c \to \mathrm{softplus}(q_c) \, e^{i n \theta_c}, \qquad
         k_c \to \mathrm{softplus}(k_c) \, e^{i (m \theta_c + \delta_{h,c})}, \qquad \theta_c = \text{base}^{-c/d}
 
-    A complex number is two real ones, so `rotate` returns queries and keys of twice the width, and the cache of keys is
-    twice as wide. Queries are multiplied by the square root of 2, so that attention's default scale for the new width
-    equals the scale for `head_dim`. The shift of each head and dimension, between -2 pi and 0, is learned.
+    A complex number needs two real numbers, so `rotate` returns queries and keys of twice the width, and the cache of
+    keys is twice as wide. Queries are multiplied by the square root of 2, so that attention's default scale for the new
+    width equals the scale for `head_dim`. The shift of each head and dimension, between -2 pi and 0, is learned.
 
     Args:
         head_dim: dimensions per head.
@@ -57,7 +57,7 @@ class PoPE(PositionEncoding):
         paper="Gopalakrishnan 2025, arXiv 2509.10534",
     )
 
-    def __init__(self, head_dim: int, num_heads: int, *, base: float = 10_000.0, angles: AngleMode = "exact") -> None:
+    def __init__(self, head_dim: int, num_heads: int, *, base: Real = 10_000.0, angles: AngleMode = "exact") -> None:
         super().__init__()
         self.head_dim = check_width("head_dim", head_dim, 1, even=False, remedy=Remedy(head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, whole
+from locant.arguments import MAX_WIDTH, Real, whole
 from locant.errors import LocantError
 from locant.positions.base import Embeddings, EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
@@ -66,7 +66,7 @@ class RePo(PerHeadRotation):
     )
 
     def __init__(
-        self, head_dim: int, num_heads: int, d_model: int, *, width: int | None = None, base: float = 10_000.0
+        self, head_dim: int, num_heads: int, d_model: int, *, width: int | None = None, base: Real = 10_000.0
     ) -> None:
         super().__init__(head_dim, num_heads, base)
         self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="pass the width of the hidden states")

@@ -22,10 +22,10 @@ class RoPEPlusPlus(PositionEncoding):
     .. math:: A_h(n, m) = \mathrm{Re} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}, \qquad
         A_h'(n, m) = \mathrm{Im} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}
 
-    The second head equals the first with queries that are rotated back by a quarter turn. So `rotate` returns twice the
-    number of query heads, each head followed by its second head, for the same keys and values. Either the projection
-    after attention has twice the number of inputs (the authors' RoPE++ EC), or the query projection has half the number
-    of outputs (EH).
+    The second head equals the first head with queries that are rotated back by a quarter turn. So `rotate` returns
+    twice the number of query heads, each head followed by its second head, for the same keys and values. Either the
+    projection after attention has twice the number of inputs (the authors' RoPE++ EC), or the query projection has half
+    the number of outputs (EH).
 
     Args:
         rotary: the rotation of tokens.
@@ -67,7 +67,7 @@ class RoPEPlusPlus(PositionEncoding):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> RoPEPlusPlus:
-        """Build it with plain RoPE."""
+        """Build the encoding with plain RoPE."""
         return build(cls, {"rotary": Rotary(shape.head_dim)} | options)
 
     def rotate(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, flag, one_of, short_repr, whole
+from locant.arguments import MAX_INT32, Real, flag, one_of, short_repr, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
@@ -40,7 +40,10 @@ RotatedKeys = Float[Tensor, "batch *kv_heads key head_dim"]
 
 
 class SameRotationForQueriesAndKeys(PositionEncoding):
-    """The base of encodings with one rotation for queries and for keys. A subclass implements `_rotate_tensor`."""
+    """The base class of encodings that apply the same rotation to queries and keys.
+
+    A subclass implements `_rotate_tensor`.
+    """
 
     def rotate_one(self, x: Queries, positions: OptionalPositions = None) -> Queries:
         """Rotate one tensor, queries or keys."""
@@ -78,14 +81,15 @@ class Rotary(PositionEncoding):
     Args:
         head_dim: dimensions per head.
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
-        scaling: a scaling of `locant.scaling`, for contexts longer than the trained one. Or a name and a factor:
+        scaling: a scaling of `locant.scaling`, for contexts longer than the trained length. Or a name and a factor:
             ``"yarn:8"`` for a trained length of 4 096, ``"yarn:8:8192"`` for 8 192.
         layout: the dimensions that form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"`` (the
             paper, GPT-J: 2i with 2i + 1).
         rotary_dim: the number of rotated dimensions, from the first. The rest does not change (GPT-J, NeoX, Phi).
         angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with (in eager code).
-        sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` rotates the first 16
-            pairs by the first axis, and so on. Text has the same index on every axis, or positions of one axis.
+        sections: the number of pairs of each position axis, for images and video. As in Qwen2-VL, ``(16, 24, 24)``
+            rotates the first 16 pairs by the first axis, and so on. Text has the same index on every axis, or positions
+            of one axis.
         axial: whether the frequencies of each section start again from 1 (vision encoders), or all sections share one
             series over the whole head (M-RoPE).
         seq_len: the length of the whole sequence, for a scaling that depends on it: see `for_length`.
@@ -125,7 +129,7 @@ class Rotary(PositionEncoding):
         self,
         head_dim: int,
         *,
-        base: float = 10_000.0,
+        base: Real = 10_000.0,
         scaling: Scaling | str | None = None,
         layout: Layout = "half",
         rotary_dim: int | None = None,
@@ -204,11 +208,11 @@ class Rotary(PositionEncoding):
         Rotary(head_dim=128, base=1000000, layout='half', angles='exact')
         """
         from locant.models.encodings import layer_types, rotary_from_config
-        from locant.models.registry import read_known
+        from locant.models.registry import read_known_config
 
         rotary = rotary_from_config(cls, config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
         with contextlib.suppress(LocantError):  # the architecture has no row, or the configuration no model_type
-            read_known(config_or_dict)
+            read_known_config(config_or_dict)
             rotary.layer_types = layer_types(config_or_dict)
         return rotary
 
@@ -228,7 +232,7 @@ class Rotary(PositionEncoding):
         """Return this encoding for sequences of `seq_len` tokens in total, including generated ones.
 
         Only scalings that depend on the length (`DynamicNTK`, `LongRoPE`) need it, and only past their trained length.
-        The frequencies of the copy are fixed, so keys that were cached with it stay right. `rerotate` moves them to
+        The frequencies of the copy are fixed, so keys that were cached with it stay right. `rerotate` converts them to
         another length.
 
         >>> from locant.positions.scaling import DynamicNTK
@@ -238,7 +242,7 @@ class Rotary(PositionEncoding):
 
     @property
     def has_named_layout(self) -> bool:
-        """Whether its table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
+        """Whether the table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
         return self._custom_pairs is None
 
     def replace(self, **options: Any) -> Rotary:
@@ -335,11 +339,11 @@ class Rotary(PositionEncoding):
     def cos_sin_cache(self, n: int, dtype: torch.dtype | str = torch.float32) -> Float[Tensor, "n rotary_dim"]:
         """Return the cosines of the positions 0 to n - 1 next to their sines, as in the tables of serving engines.
 
-        vLLM (``cos_sin_cache`` of its rotary classes), SGLang and FlashInfer read it, whichever dimensions they pair.
-        With ``angles="float32"`` it has the same bits as their tables, except for a rounding of `DynamicNTK`'s base. In
-        bfloat16 a cosine is off by up to 0.002, and in float16 by up to 0.00024, whatever the angles. For a scaling
-        that depends on the length, see `for_length`. vLLM's cache for `LongRoPE` holds two tables, first the table of
-        the trained length.
+        vLLM (``cos_sin_cache`` of its rotary classes), SGLang and FlashInfer read this form, whichever dimensions they
+        pair. With ``angles="float32"`` it has the same bits as their tables, except for a rounding of `DynamicNTK`'s
+        base. For any `angles`, a cosine is off by up to 0.002 in bfloat16 and by up to 0.00024 in float16. For a
+        scaling that depends on the length, see `for_length`. vLLM's cache for `LongRoPE` holds two tables, first the
+        table of the trained length.
 
         Args:
             n: the number of positions. The table holds n * rotary_dim numbers.
@@ -410,7 +414,7 @@ class Rotary(PositionEncoding):
         if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
             raise ShapeError("got one tensor as q and k, but only queries have a temperature", "k.clone()")
         rotated_q, rotated_k = self._rotate(q, k, positions, keys, inplace)
-        return self.temperature.scaled(rotated_q, positions, inplace=inplace), rotated_k
+        return self.temperature.scale(rotated_q, positions, inplace=inplace), rotated_k
 
     def _rotate(
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
@@ -488,7 +492,10 @@ class Rotary(PositionEncoding):
         return index, angles.tables(positions.device, positions.max_index, positions.min_index, axis_of_pair)
 
     def _angles_for(self, denominator: int) -> Angles:
-        """Return the angles for an index over `denominator`. Divide the frequencies, so that the index stays whole."""
+        """Return the angles for an index that is divided by `denominator`.
+
+        The frequencies are divided instead, so that the index stays whole.
+        """
         if denominator not in self._angles_by_denominator:
             if torch.compiler.is_compiling():
                 got = f"got positions in parts of 1/{denominator} for the first time in a graph"

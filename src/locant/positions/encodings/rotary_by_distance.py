@@ -62,7 +62,7 @@ class ReRoPE(RotaryByClass):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> ReRoPE:
-        """Build it with a window of half the trained length."""
+        """Build the encoding with a window of half the trained length."""
         return build(cls, {"rotary": Rotary(shape.head_dim), "window": max(1, shape.max_seq_len // 2)} | options)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
@@ -123,7 +123,7 @@ class SelfExtend(RotaryByClass):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> SelfExtend:
-        """Build it with half the trained length as `neighbours`."""
+        """Build the encoding with half the trained length as `neighbours`."""
         return build(cls, {"rotary": Rotary(shape.head_dim), "neighbours": max(1, shape.max_seq_len // 2)} | options)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
@@ -152,10 +152,10 @@ class DualChunk(RotaryByClass):
 
     Limits:
         It supports only causal attention through `attend`, without a sliding window. c is the largest distance, as in
-        the authors' program and in vLLM's for Qwen2.5-1M. In the paper the largest distance is c + 1. The scores that
-        Qwen2.5-1M adds for sparse attention are missing. It needs three rotations. Under `torch.compile`, one graph
-        serves all lengths. In that graph each class is a mask over the whole row, so a CPU stores the scores of all
-        pairs.
+        the authors' program and in vLLM's code for Qwen2.5-1M. In the paper the largest distance is c + 1. The scores
+        that Qwen2.5-1M adds for sparse attention are not computed. It needs three rotations. Under `torch.compile`, one
+        graph serves all lengths. In that graph each class is a mask over the whole row, so a CPU stores the scores of
+        all pairs.
 
     Tested against:
         Attention in NumPy with the distance of every pair, forward and every gradient.
@@ -187,7 +187,7 @@ class DualChunk(RotaryByClass):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> DualChunk:
-        """Build it with ChunkLlama's fractions of the trained length."""
+        """Build the encoding with ChunkLlama's fractions of the trained length."""
         shares = {"chunk_size": max(2, shape.max_seq_len * 3 // 4), "local_size": shape.max_seq_len // 16}
         return build(cls, {"rotary": Rotary(shape.head_dim)} | shares | options)
 

@@ -23,7 +23,7 @@ from locant.spelling import literal
 
 
 class PerHeadRotation(SameRotationForQueriesAndKeys):
-    """The base of rotations with different angles for each key/value head and its query heads.
+    """The base class of rotations with different angles for each key/value head and its query heads.
 
     A subclass implements `cos_sin_per_head`.
 
@@ -33,7 +33,7 @@ class PerHeadRotation(SameRotationForQueriesAndKeys):
         base: the base of the frequencies.
     """
 
-    def __init__(self, head_dim: int, num_heads: int, base: float) -> None:
+    def __init__(self, head_dim: int, num_heads: int, base: Real) -> None:
         super().__init__()
         self.head_dim = check_width("head_dim", head_dim, remedy=Remedy("{}, an even width", head_dim=64))
         self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy=Remedy(num_heads=8))
@@ -92,7 +92,7 @@ class MixedRotary(PerHeadRotation):
         paper="Heo 2024, arXiv 2403.13298",
     )
 
-    def __init__(self, head_dim: int, num_heads: int, *, num_axes: int = 1, base: float = 10_000.0) -> None:
+    def __init__(self, head_dim: int, num_heads: int, *, num_axes: int = 1, base: Real = 10_000.0) -> None:
         super().__init__(head_dim, num_heads, base)
         self.num_axes = whole("num_axes", num_axes, 1, MAX_WIDTH, remedy="num_axes=2 for rows and columns")
         self.frequencies = nn.Parameter(torch.empty(self.num_axes, self.num_heads, self.head_dim // 2))
@@ -139,7 +139,8 @@ class FoPE(PerHeadRotation):
         num_heads: the number of key/value heads. The number of query heads is a multiple.
         base: the frequencies fall from 1 towards 1 / base.
         original_max_seq_len: the trained length.
-        noise: the standard deviation of the noise in the initial C and S, as a multiple of Xavier initialisation's.
+        noise: the standard deviation of the noise in the initial C and S, as a multiple of the standard deviation of
+            Xavier initialisation.
         angles: as in `Rotary`.
 
     Limits:
@@ -171,7 +172,7 @@ class FoPE(PerHeadRotation):
         head_dim: int,
         num_heads: int,
         *,
-        base: float = 10_000.0,
+        base: Real = 10_000.0,
         original_max_seq_len: int,
         noise: Real = 0.3,
         angles: AngleMode = "exact",
@@ -191,7 +192,7 @@ class FoPE(PerHeadRotation):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> PositionEncoding:
-        """Build it with the model's longest length as the trained length."""
+        """Build the encoding with the model's longest length as the trained length."""
         return super().for_model(shape, **{"original_max_seq_len": max(7, shape.max_seq_len)} | options)
 
     def reset_parameters(self) -> None:
@@ -230,7 +231,7 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
         groups: the rotary encoding of each group of heads.
 
     Limits:
-        In text, where all axes are equal, groups that differ only in their axis are plain RoPE.
+        In text, all axes are equal, so groups that differ only in their axis are plain RoPE.
 
     Tested against:
         The `Rotary` of each group, on its heads.
@@ -266,7 +267,7 @@ class RotaryByHead(SameRotationForQueriesAndKeys):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> RotaryByHead:
-        """Build one group each for time, rows and columns, or fewer groups if the heads do not divide into three."""
+        """Build groups for time, rows and columns, or fewer groups if three does not divide the number of heads."""
         heads, width = shape.num_kv_heads or shape.num_heads, shape.head_dim
         count = next(count for count in (3, 2, 1) if heads % count == 0)
         dims = [(pair, pair + width // 2) for pair in range(width // 2)]

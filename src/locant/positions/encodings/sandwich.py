@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.arguments import Real
 from locant.positions.angles import Angles
 from locant.positions.base import EncodingInfo
 from locant.positions.constant import Constant
@@ -34,7 +35,7 @@ class Sandwich(DistanceBias):
         base: as in `Sinusoidal`.
 
     Limits:
-        The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later ones. Nothing is
+        The bias is symmetric, so without a causal mask it does not distinguish earlier keys from later keys. Nothing is
         learned, so a head cannot adapt how fast its bias decays.
 
     Tested against:
@@ -58,7 +59,7 @@ class Sandwich(DistanceBias):
     is_traceable_per_pair = False
 
     def __init__(
-        self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
+        self, num_heads: int, *, dim: int = 128, base: Real = 10_000.0, head_slice: slice | None = None
     ) -> None:
         super().__init__(num_heads, head_slice=head_slice)
         self.dim = check_width("dim", dim, remedy="use dim=128, as in the paper")
@@ -82,7 +83,7 @@ class Sandwich(DistanceBias):
 
     def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:
         faded = self.decay(distance, None, ratios.dtype) if decay is None else decay[distance.abs()]
-        return faded / ratios[self.heads.here(head)]
+        return faded / ratios[self.heads.to_local(head)]
 
     def extra_repr(self) -> str:
         return f"{self.heads}, dim={self.dim}, base={literal(self.base)}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, flag, scale_of, whole
+from locant.arguments import MAX_WIDTH, Real, flag, scale_of, whole
 from locant.positions.base import EncodingInfo
 from locant.positions.distance_bias import RowBias
 from locant.positions.encodings import INIT_STD
@@ -19,9 +19,9 @@ class Shaw(RowBias):
 
     .. math:: b_{ij} = s \; q_i \cdot a_{\mathrm{clip}(j - i, -D, D)}
 
-    s is `scale` and D is `max_distance`. Keys farther away share the vector at the end. All heads share the table, as
-    in the paper. `key_term` also adds ``k_j . a`` (BERT's ``relative_key_query``). The paper's second table, which is
-    added to the values, is not included, because it is not a bias. According to the paper's ablation (table 3), the
+    s is `scale` and D is `max_distance`. Keys that are farther away share the last vector. All heads share the table,
+    as in the paper. `key_term` also adds ``k_j . a`` (BERT's ``relative_key_query``). The paper's second table, which
+    is added to the values, is not included, because it is not a bias. According to the paper's ablation (table 3), the
     keys' table is enough.
 
     `scale` has to equal the scale of `attend`, which adds a bias to scaled scores. It costs one score per token and row
@@ -67,7 +67,7 @@ class Shaw(RowBias):
         *,
         max_later: int | None = None,
         key_term: bool = False,
-        scale: float | None = None,
+        scale: Real | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="pass the width of a head")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import one_of, real, whole
+from locant.arguments import Real, one_of, real, whole
 from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.base import Embeddings, EncodingInfo, PositionEncoding, require_embeddings
@@ -39,14 +39,14 @@ class Sinusoidal(PositionEncoding):
 
     Args:
         d_model: the width of the token embeddings.
-        base: the longest wavelength is about 2 pi times this.
+        base: the longest wavelength is about 2 pi times this number.
         layout: ``"interleaved"``, in which sines and cosines alternate, or ``"half"``, in which one kind comes first.
         first: the kind that comes first.
         offset: the number that is added to every position.
         scale: a factor of the vectors.
 
     Limits:
-        Vectors exist at every position, but a model has not learned the vectors that it never saw.
+        Vectors exist at every position, but a model has not learned the vectors that it has never seen.
 
     Tested against:
         The paper's formula in NumPy, 50-digit arithmetic (mpmath) up to position 2^31 - 1, and the vectors that 16
@@ -72,11 +72,11 @@ class Sinusoidal(PositionEncoding):
         self,
         d_model: int,
         *,
-        base: float = 10_000.0,
+        base: Real = 10_000.0,
         layout: Layout = "interleaved",
         first: First = "sine",
         offset: int = 0,
-        scale: float = 1.0,
+        scale: Real = 1.0,
     ) -> None:
         super().__init__()
         self.d_model = check_width("d_model", d_model, 1, even=False, remedy="pass the width of the token embeddings")

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locant.arguments import Real
 from locant.kernels.rotary import Layout
 from locant.positions.base import EncodingInfo, Output, require_heads
 from locant.positions.encodings.rotary import Rotary, SameRotationForQueriesAndKeys
@@ -52,7 +53,7 @@ class StringRotary(SameRotationForQueriesAndKeys):
     )
 
     def __init__(
-        self, head_dim: int, *, base: float = 10_000.0, layout: Layout = "half", sections: Sequence[int] | None = None
+        self, head_dim: int, *, base: Real = 10_000.0, layout: Layout = "half", sections: Sequence[int] | None = None
     ) -> None:
         super().__init__()
         self.rotary = Rotary(head_dim, base=base, layout=layout, sections=sections)

@@ -98,10 +98,10 @@ class T5Bias(DistanceBias):
         return {"weight": self.weight.to(bias_dtype(q)), "bucket_of": self._bucket_of.on(q.device)}
 
     def of_distance(self, distance: Tensor, head: Tensor, *, weight: Tensor, bucket_of: Tensor) -> Tensor:
-        return weight[self.buckets(distance, bucket_of), self.heads.here(head)]
+        return weight[self.buckets(distance, bucket_of), self.heads.to_local(head)]
 
     def along(self, q: Tensor, distance: Int[Tensor, " distances"]) -> Float[Tensor, "heads distances"]:
-        """Look up with one index, because torch uses another thread for two."""
+        """Look up with a single index, because torch starts another thread for two indices."""
         return self.weight.to(bias_dtype(q)).T.contiguous().index_select(1, self.buckets(distance))
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, scale_of, whole
+from locant.arguments import MAX_WIDTH, Real, scale_of, whole
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
 from locant.positions.distances import bias_dtype, exact_dot
@@ -31,9 +31,10 @@ class TransformerXL(PositionEncoding):
     with their positions.
 
     A sine of ``i - j`` is a sum of products of sines and cosines of i and of j. So ``W^T (q + v)`` is rotated by the
-    query's angles and multiplied with the cosines and sines of the key. That is a product over `d_model` in float64 for
-    every pair, with ``batch x heads x query x d_model`` of memory in addition to the result. There is no largest
-    distance and no score function. Two pairs at the same distance agree up to the rounding of float32, not bit for bit.
+    query's angles and multiplied with the cosines and sines of the key. This costs a product over `d_model` in float64
+    for every pair, and ``batch x heads x query x d_model`` numbers of memory in addition to the result. There is no
+    largest distance and no score function. Two pairs at the same distance agree up to the rounding of float32, not bit
+    for bit.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -72,8 +73,8 @@ class TransformerXL(PositionEncoding):
         d_model: int,
         *,
         head_dim: int | None = None,
-        base: float = 10_000.0,
-        scale: float | None = None,
+        base: Real = 10_000.0,
+        scale: Real | None = None,
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class TransformerXL(PositionEncoding):
 
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> PositionEncoding:
-        """Build it with the model's `head_dim`, which may differ from ``d_model // num_heads``."""
+        """Build the encoding with the model's `head_dim`, which may differ from ``d_model // num_heads``."""
         return super().for_model(shape, **{"head_dim": shape.head_dim} | options)
 
     def reset_parameters(self) -> None:

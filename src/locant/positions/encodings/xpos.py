@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, one_of, real, whole
+from locant.arguments import MAX_INT32, Real, one_of, real, whole
 from locant.errors import LocantError, Remedy, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
@@ -27,7 +27,7 @@ from locant.positions.positions import OptionalPositions
 from locant.spelling import dtype_name, literal
 
 EXPONENT_RANGE = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
-"""The powers of two, in either direction, by which queries and keys can be scaled and stay normal numbers."""
+"""The largest e for which queries and keys, multiplied by ``2**e`` or ``2**-e``, stay normal numbers."""
 
 
 class XPos(PositionEncoding):
@@ -78,9 +78,9 @@ class XPos(PositionEncoding):
         self,
         head_dim: int,
         *,
-        base: float = 10_000.0,
-        scale_base: float = 512.0,
-        gamma: float = 0.4,
+        base: Real = 10_000.0,
+        scale_base: Real = 512.0,
+        gamma: Real = 0.4,
         center: int = 0,
         layout: Layout = "half",
         angles: AngleMode = "exact",
@@ -128,7 +128,7 @@ class XPos(PositionEncoding):
         return q.copy_(rotated_q), k.copy_(rotated_k)
 
     def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
-        """Undo `rotate` of keys. Values that are rotated keys then fade with the distance, too."""
+        """Undo the rotation of keys. Values that are rotated keys then fade with the distance, too."""
         cos, sin = self._scaled_cos_sin(y, positions, "y", 1)
         return rotate_pairs(y, cos, -sin, self.layout)
 

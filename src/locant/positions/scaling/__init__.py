@@ -2,7 +2,7 @@
 
 Every scaling has one formula. ``frequencies`` evaluates it in 50-digit decimals. ``rounded`` evaluates it in float32,
 for models that were trained with that rounding. A new scaling is a class in a file of this folder and needs no entry in
-a list. The imports below only give type checkers short names.
+a list. The imports below give the scalings of this package short names, such as `locant.scaling.YaRN`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from locant.arguments import one_of
+from locant.arguments import Real, one_of
 from locant.errors import RangeError
 from locant.positions.scaling.base import LENGTH, Scaling, Unscaled
 from locant.positions.scaling.divisors import Linear, Llama3, LongRoPE, Proportional, Resonance
@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 LISTING_ORDER = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional")
-"""The order of lists. Other scalings follow, sorted by name."""
+"""The scalings that come first in lists, in this order. The others follow, sorted by name."""
 
 TRAINED = 4_096
 """The default trained length for a scaling that is chosen by name."""
@@ -52,7 +52,7 @@ EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)
 
 
 def scaling_name(name: str) -> str | None:
-    """Return the name of the scaling that has this name or alias, in any case, or ``None`` if there is none.
+    """Return the name of the scaling with this name or alias, or ``None`` if there is none. Case does not matter.
 
     >>> scaling_name("YaRN"), scaling_name("Llama-3"), scaling_name("alibi")
     ('yarn', 'llama3', None)
@@ -61,7 +61,7 @@ def scaling_name(name: str) -> str | None:
     return next((known for known, kind in SCALINGS.items() if key in (known, *kind.info.aliases)), None)
 
 
-def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
+def scaling_by_name(text: str, trained: int, dim: int, base: Real) -> Scaling:
     """Return the scaling with this name or alias and factor, such as ``"yarn:8"``. The default factor is 4.
 
     Args:

@@ -34,7 +34,7 @@ class Arithmetic:
         vector: makes an array of numbers.
         powers: returns ``base ** (2 i / dim)`` for every pair i. The arguments are dim and base. A third argument
             limits the pairs.
-        two_pi, log, exp, where, concatenate: the number, and the functions of arrays with these names.
+        two_pi, log, exp, where, concatenate: the number 2 pi, and the functions of arrays with these names.
     """
 
     real: Callable[[Any], Any]
@@ -52,7 +52,7 @@ def _float32(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
-def _rounded_powers(dim: int, base: float | Tensor, pairs: int | None = None) -> Tensor:
+def _rounded_powers(dim: int, base: Real | Tensor, pairs: int | None = None) -> Tensor:
     """Return only the powers of the needed pairs, because torch rounds powers at the end of an array differently."""
     even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
     return base ** (even.to(torch.float32) / dim)
@@ -101,7 +101,7 @@ class ScalingInfo:
     aliases: tuple[str, ...] = ()
     rope_type: str = ""
     extends: str = ""
-    options: Mapping[str, float] = field(default_factory=dict[str, float])
+    options: Mapping[str, Real] = field(default_factory=dict[str, float])
 
 
 class Scaling:
@@ -117,16 +117,16 @@ class Scaling:
 
     info: ClassVar[ScalingInfo] = ScalingInfo()
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         """Return the radians per position of the ``dim / 2`` pairs, in the order of operations of `transformers`."""
         raise NotImplementedError
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+    def frequencies(self, dim: int, base: Real, seq_len: int | None = None) -> Frequencies:
         """Return the radians per position of each of the ``dim / 2`` pairs, in decimals of 50 digits."""
         with decimal.localcontext(PRECISION):
             return tuple(self.formula(DECIMALS, dim, base, seq_len))
 
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Float[Tensor, " pairs"]:
+    def rounded(self, dim: int, base: Real, seq_len: int | None = None) -> Float[Tensor, " pairs"]:
         """Return the frequencies in float32, rounded after every step."""
         return self.formula(FLOAT32, dim, base, seq_len)
 
@@ -147,7 +147,7 @@ class Scaling:
         adopt_old_names(cls)
 
     @classmethod
-    def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:
+    def by_factor(cls, factor: Real, trained: int, dim: int, base: Real) -> Scaling:
         """Return the usual scaling of this class for `factor` times the trained length of a rotary encoding."""
         values: dict[str, Any] = {"factor": factor, **cls.info.options}
         if LENGTH in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # all are dataclasses
@@ -159,7 +159,10 @@ class Scaling:
         object.__setattr__(self, name, value)
 
     def _check_floats(self, *names: str, **ends: Real) -> None:
-        """Check that these fields are numbers within `ends`, and convert them. A default of ``None`` may stay."""
+        """Check that these fields are numbers within `ends`, and convert them.
+
+        A field with the default ``None`` may be ``None``.
+        """
         kind = type(self).__name__
         defaults = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]  # all are dataclasses
         remedy = f"{kind}({', '.join(f'{name}=...' for name in defaults)})"
@@ -180,5 +183,5 @@ class Unscaled(Scaling):
 
     info: ClassVar[ScalingInfo] = ScalingInfo(rope_type="default")
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         return 1 / numbers.powers(dim, base)

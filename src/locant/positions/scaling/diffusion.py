@@ -18,7 +18,7 @@ from locant.positions.scaling.ntk import ntk_exponent
 
 @dataclass(frozen=True, kw_only=True)
 class RIFLEx(Scaling):
-    r"""A slower frequency for the one pair whose period makes longer videos repeat: Zhao et al. 2025, arXiv 2502.15894.
+    r"""A slower frequency for the one pair whose period makes longer videos repeat. Zhao et al. 2025, arXiv 2502.15894.
 
     .. math:: \theta_k' = 0.9 \cdot \frac{2 \pi}{L}
 
@@ -41,7 +41,7 @@ class RIFLEx(Scaling):
 
     num_frames: int
     pair: int
-    share: float = 0.9
+    share: Real = 0.9
 
     def __post_init__(self) -> None:
         self._set("num_frames", whole("RIFLEx's num_frames", self.num_frames, 1, MAX_INT32, remedy="num_frames=66"))
@@ -53,7 +53,7 @@ class RIFLEx(Scaling):
         """Return the pair whose period is nearest to `after`, the frame at which a model's videos begin to repeat."""
         return min(range(dim // 2), key=lambda i: abs(round(2 * math.pi * base ** (2 * i / dim)) - after))
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         plain = 1 / numbers.powers(dim, base)
         if self.pair >= len(plain):
             raise RangeError(f"got pair={self.pair} of RIFLEx for {len(plain)} pairs", f"use 0 to {len(plain) - 1}")
@@ -89,9 +89,9 @@ class DyPE(Scaling):
     """
 
     factor: Real = field(kw_only=False)
-    time: float = 1.0
-    strength: float = 2.0
-    exponent: float = 2.0
+    time: Real = 1.0
+    strength: Real = 2.0
+    exponent: Real = 2.0
 
     def __post_init__(self) -> None:
         self._check_floats("factor", low=1)
@@ -102,6 +102,6 @@ class DyPE(Scaling):
         """Return this scaling at another diffusion time, from 1, pure noise, to 0."""
         return replace(self, time=time)
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         exponent = numbers.real(self.strength * self.time**self.exponent) * ntk_exponent(dim, numbers.real)
         return 1 / numbers.powers(dim, numbers.real(base) * numbers.real(self.factor) ** exponent)

@@ -42,7 +42,7 @@ class Linear(Scaling):
     def __post_init__(self) -> None:
         self._check_floats("factor", above=0)
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         return 1 / numbers.powers(dim, base) / numbers.real(self.factor)
 
 
@@ -65,8 +65,8 @@ class Proportional(Scaling):
     Proportional(rotated_share=0.25, factor=1.0)
     """
 
-    rotated_share: float = 1.0
-    factor: float = 1.0
+    rotated_share: Real = 1.0
+    factor: Real = 1.0
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="proportional", rope_type="proportional", options={"rotated_share": 0.25}
     )
@@ -75,7 +75,7 @@ class Proportional(Scaling):
         self._check_floats("factor", above=0)
         self._check_floats("rotated_share", low=0, high=1)
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         pairs = (dim + 1) // 2
         rotated = int(self.rotated_share * pairs)
         zeros = numbers.vector([0] * (pairs - rotated))
@@ -84,7 +84,9 @@ class Proportional(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRoPE(Scaling):
-    r"""A divisor for every pair, one list for short and one for long sequences: Ding et al. 2024, arXiv 2402.13753.
+    r"""A divisor for every pair, from one of two lists, for short and for long sequences.
+
+    Ding et al. 2024, arXiv 2402.13753.
 
     .. math:: \theta_i' = \theta_i / \lambda_i, \qquad \lambda = \text{short or long factors, by the length}
 
@@ -96,8 +98,8 @@ class LongRoPE(Scaling):
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
 
     Limits:
-        Once the sequence exceeds the trained length, cached keys are wrong until `Rotary.rerotate` moves them. The
-        factors come from a search for one model and do not suit another.
+        Once the sequence exceeds the trained length, cached keys are wrong until `Rotary.rerotate` rotates them to the
+        new angles. The factors come from a search for one model and do not suit another.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -107,11 +109,11 @@ class LongRoPE(Scaling):
     (2.0, 2.0, 2.0, 2.0)
     """
 
-    short_factor: Sequence[float]
-    long_factor: Sequence[float]
+    short_factor: Sequence[Real]
+    long_factor: Sequence[Real]
     original_max_seq_len: int
     factor: Real = field(kw_only=False)
-    attention_factor: float | None = None
+    attention_factor: Real | None = None
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="longrope",
         aliases=("long_rope",),
@@ -140,7 +142,7 @@ class LongRoPE(Scaling):
             return self.attention_factor
         return math.sqrt(1 + math.log(max(self.factor, 1)) / math.log(self.original_max_seq_len))
 
-    def factors(self, dim: int, seq_len: int | None) -> Sequence[float]:
+    def factors(self, dim: int, seq_len: int | None) -> Sequence[Real]:
         """Return the divisors for a sequence of this length."""
         divisors = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
         pairs = (dim + 1) // 2
@@ -149,11 +151,11 @@ class LongRoPE(Scaling):
             raise ShapeError(got, f"pass {pairs} factors, or rotary_dim={2 * len(divisors)}")
         return divisors
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         return 1 / (numbers.vector(self.factors(dim, seq_len)) * numbers.powers(dim, base))
 
     @classmethod
-    def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> LongRoPE:
+    def by_factor(cls, factor: Real, trained: int, dim: int, base: Real) -> LongRoPE:
         """Return a scaling with the long factors of YaRN's ramp. The paper searches its factors on data."""
         ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
         long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
@@ -162,12 +164,12 @@ class LongRoPE(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Resonance(Scaling):
-    r"""Every wavelength rounded to a whole number of tokens: Wang et al. 2024, arXiv 2403.00071.
+    r"""Every wavelength rounded to a whole number of tokens. Wang et al. 2024, arXiv 2403.00071.
 
     .. math:: \theta_i' = \frac{2 \pi}{\mathrm{round}(2 \pi / \theta_i)}
 
-    A pair that completed a turn within the trained length then never has a new angle. It combines with any other
-    scaling: ``Resonance(scaling=YaRN(...))``.
+    If a pair completes a turn within the trained length, it then has only angles that occurred in training. It combines
+    with any other scaling: ``Resonance(scaling=YaRN(...))``.
 
     Limits:
         It does not help pairs with a wavelength longer than the trained length.
@@ -196,7 +198,7 @@ class Resonance(Scaling):
     def length_threshold(self) -> int | None:
         return self.scaling.length_threshold
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         exact = self.scaling.frequencies(dim, base, seq_len)  # float32 cannot decide which wavelength is nearest
         return numbers.vector(_resonant(frequency) if frequency else frequency for frequency in exact)
 
@@ -229,8 +231,8 @@ class Llama3(Scaling):
     """
 
     factor: Real = field(kw_only=False)
-    low_freq_factor: float
-    high_freq_factor: float
+    low_freq_factor: Real
+    high_freq_factor: Real
     original_max_seq_len: int
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="llama3",
@@ -247,7 +249,7 @@ class Llama3(Scaling):
             low, high = (f"{name}_freq_factor={getattr(self, f'{name}_freq_factor')}" for name in ("low", "high"))
             raise RangeError(f"got {high}, expected at least {low}", "low_freq_factor=1, high_freq_factor=4")
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         trained, factor = self.original_max_seq_len, numbers.real(self.factor)
         low, high = numbers.real(self.low_freq_factor), numbers.real(self.high_freq_factor)
         plain = 1 / numbers.powers(dim, base)

@@ -44,7 +44,7 @@ class NTK(Scaling):
         self._check_floats("factor", above=0)
         one_of("NTK's form", self.form, ("aware", "base"), "NTK(factor=4.0)")
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         exponent = ntk_exponent(dim, numbers.real)
         stretch = numbers.real(self.factor) ** (exponent if self.form == "aware" else 1)
         return 1 / numbers.powers(dim, numbers.real(base) * stretch)
@@ -61,7 +61,8 @@ class DynamicNTK(Scaling):
     `factor`. Up to L, this is plain RoPE, bit for bit.
 
     Limits:
-        Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` moves them.
+        Cached keys were rotated for a shorter sequence and are wrong until `Rotary.rerotate` rotates them to the new
+        angles.
 
     Tested against:
         mpmath at 50 digits, on the shapes of published models, and `transformers`' own function, bit for bit.
@@ -88,7 +89,7 @@ class DynamicNTK(Scaling):
     def length_threshold(self) -> int:
         return self.original_max_seq_len
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         # The reference reads the length from a tensor of position ids, so the length is in float32.
         length, factor = numbers.number(max(seq_len or 0, self.original_max_seq_len)), numbers.real(self.factor)
         stretch = factor * length / self.original_max_seq_len - (factor - 1)
@@ -116,14 +117,14 @@ class MixedNTK(Scaling):
     """
 
     factor: Real = field(kw_only=False)
-    b: float = 0.625
+    b: Real = 0.625
     info: ClassVar[ScalingInfo] = ScalingInfo(name="mixed_ntk")
 
     def __post_init__(self) -> None:
         self._check_floats("factor", low=1)
         self._check_floats("b", low=0, high=8)
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         plain = 1 / numbers.powers(dim, base)
         a = numbers.log(numbers.number(self.factor)) / numbers.real(len(plain)) ** numbers.real(self.b)
         places = numbers.vector(range(1, len(plain) + 1))

@@ -12,7 +12,7 @@ from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
 
 class _Ramp(Scaling):
-    """The base of scalings with a ramp from pairs that do not change to pairs that are interpolated by `factor`."""
+    """The base class of scalings with a ramp, from unchanged pairs to pairs that are interpolated by `factor`."""
 
     factor: float
     original_max_seq_len: int
@@ -24,7 +24,7 @@ class _Ramp(Scaling):
     def effective_attention_factor(self) -> float:
         return _usual_attention_factor(self.factor) if self.attention_factor is None else self.attention_factor
 
-    def ramp_ends(self, dim: int, base: float, truncate: bool = True) -> tuple[float, float]:
+    def ramp_ends(self, dim: int, base: Real, truncate: bool = True) -> tuple[float, float]:
         """Return the first and last pair of the ramp, in float64 by definition, as in the reference."""
         if base == 1:
             got = f"got 1 for base, at which all pairs rotate equally and {type(self).__name__} has no ramp"
@@ -47,7 +47,7 @@ class _Ramp(Scaling):
             raise RangeError(got, "beta_fast=32, beta_slow=1")
 
 
-def _usual_attention_factor(factor: float, weight: float = 1.0) -> float:
+def _usual_attention_factor(factor: Real, weight: Real = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -82,12 +82,12 @@ class YaRN(_Ramp):
 
     factor: Real = field(kw_only=False)
     original_max_seq_len: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: Real = 32.0
+    beta_slow: Real = 1.0
     truncate: bool = True
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    attention_factor: Real | None = None
+    mscale: Real | None = None
+    mscale_all_dim: Real | None = None
     info: ClassVar[ScalingInfo] = ScalingInfo(
         name="yarn",
         rope_type="yarn",
@@ -108,7 +108,7 @@ class YaRN(_Ramp):
             return numerator / denominator
         return super().effective_attention_factor
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         low, high = map(numbers.real, self.ramp_ends(dim, base, self.truncate))
         powers = numbers.powers(dim, base)
         share = 1 - ((numbers.vector(range(len(powers))) - low) / (high - low)).clip(0, 1)
@@ -147,10 +147,10 @@ class MrRoPE(_Ramp):
 
     factor: Real = field(kw_only=False)
     original_max_seq_len: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: Real = 32.0
+    beta_slow: Real = 1.0
     form: str = "progressive"
-    attention_factor: float | None = None
+    attention_factor: Real | None = None
     info: ClassVar[ScalingInfo] = ScalingInfo(name="mrrope", aliases=("mixed_radix", "mrrope_pro"))
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class MrRoPE(_Ramp):
         self._check_ramp()
         one_of("MrRoPE's form", self.form, ("progressive", "uniform"), "MrRoPE(factor=4.0, original_max_seq_len=4096)")
 
-    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+    def formula(self, numbers: Arithmetic, dim: int, base: Real, seq_len: int | None) -> Any:
         low, high = map(int, self.ramp_ends(dim, base))
         steps = max(high - low, 1)
         powers = numbers.powers(dim, base)

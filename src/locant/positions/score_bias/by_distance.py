@@ -16,8 +16,10 @@ from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
 
 SINGLE_THREAD_ELEMENTS = 2**15 - 1
-"""The largest number of elements for which torch uses one thread. On a busy machine, waiting for another thread takes
-longer than the table of a decoding step."""
+"""The largest number of elements for which torch uses one thread.
+
+On a busy machine, waiting for another thread takes longer than computing the table of a decoding step.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class ByDistance(ScoreBias):
         operands, dtype = self.operands(self.q, largest_distance(self.queries, self.keys)), bias_dtype(self.q)
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            number = self.heads.number(head)
+            number = self.heads.to_global(head)
             return score + self.of_distance(distance(batch, query, key), number, **operands).to(dtype)
 
         return add
@@ -121,7 +123,10 @@ def _bounds(positions: Positions, keys: Positions) -> tuple[int, int] | None:
 
 
 def largest_distance(positions: Positions, keys: Positions) -> int | None:
-    """Return a bound of all distances, or ``None`` if the host has no bound or it exceeds the number of pairs."""
+    """Return a bound of all distances.
+
+    Return ``None`` if the host does not know a bound, or if the bound exceeds the number of pairs.
+    """
     bounds = (positions.min_index, positions.max_index, keys.min_index, keys.max_index)
     if None in bounds:
         return None

@@ -100,10 +100,10 @@ class Pairwise(ScoreBias):
         operands: a function that returns the keyword arguments of `of_pair`. It is called only to compute a bias.
         heads: the indices of the heads of `q` among the heads of the operands.
         is_traceable_per_pair: whether `of_pair` uses only operations that a score function supports for one pair.
-            Features then have to be numbers: with vectors, compiled code reads the wrong ones.
-        far, separate: at distances of `far` or more, the bias is the sum of a number of the query and a number of the
-            key. ``separate(of_query, of_key)`` returns both. `far` and `separate` are ``None`` if there is no such
-            distance.
+            Features then have to be numbers, because compiled code reads wrong elements of vectors.
+        far, separate: at distances of `far` or more, the bias is the sum of a number for the query and a number for the
+            key. ``separate(of_query, of_key)`` returns the two numbers. `far` and `separate` are ``None`` if there is
+            no such distance.
         shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
             receives instead of the features.
         of_one_pair: a different `of_pair` for score functions, if they need one.
@@ -122,7 +122,7 @@ class Pairwise(ScoreBias):
     memo: list[Tensor] = field(default_factory=list)
 
     @property
-    def heads_differ(self) -> bool:
+    def cost_grows_with_heads(self) -> bool:
         """Whether the cost grows with the number of heads. Otherwise it is cheaper to compute all heads at once."""
         return self.shared is None
 
@@ -137,7 +137,7 @@ class Pairwise(ScoreBias):
         operands: dict[str, Any] = dict(zip(self.operands(), rest, strict=True))
         return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[])
 
-    def of_heads(self, heads: slice) -> Pairwise:
+    def select_heads(self, heads: slice) -> Pairwise:
         """Return the bias of some heads."""
         of_query, of_key = (x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], of_query=of_query, of_key=of_key, heads=self.heads[heads])
@@ -187,7 +187,7 @@ class Pairwise(ScoreBias):
 
         return add
 
-    def of_far(self) -> tuple[Tensor | None, Tensor | None]:
+    def far_terms(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the two summands of the bias at distances of `far` or more, ``#batch heads token``."""
         return (None, None) if self.separate is None else self.separate(self.of_query, self.of_key)
 

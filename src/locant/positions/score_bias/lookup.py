@@ -13,7 +13,7 @@ from torch import Tensor
 from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances, exact_dot
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
-from locant.tensors import readable
+from locant.tensors import host_can_read
 
 
 class TileEntries(NamedTuple):
@@ -32,8 +32,8 @@ class Entries:
     Args:
         queries, keys: positions whose index determines the entry: a count of tokens, or a code of row and column.
         entry_of: a function of the difference, query index minus key index.
-        ends: the two differences beyond which all entries equal the entry at the end. Between them entries are
-            monotonic. ``None`` if there are no ends.
+        ends: two differences. Beyond each of them, all pairs have the same entry. Between them, entries are monotonic.
+            ``None`` if there are no such differences.
         of_head: a number for each head and entry.
         of_query, of_key: the row of each entry that multiplies the vector of the query or key. Rows are shared by all
             heads, or each head has its own.
@@ -53,7 +53,7 @@ class Entries:
     is_tile: bool = False
     memo: list[TileEntries] = field(default_factory=list)
 
-    def of_heads(self, heads: slice) -> Entries:
+    def select_heads(self, heads: slice) -> Entries:
         of_query, of_key = (x if x is None or x.ndim == 2 else x[heads] for x in (self.of_query, self.of_key))
         of_head = None if self.of_head is None else self.of_head[heads]
         return replace(self, of_head=of_head, of_query=of_query, of_key=of_key)
@@ -66,7 +66,7 @@ class Entries:
         """Return the entries of the pairs, computed once for all heads of a tile."""
         if not self.memo:
             entries = self.entry_of(distances(self.queries, self.keys))
-            if self.is_tile and entries.numel() and readable(entries):
+            if self.is_tile and entries.numel() and host_can_read(entries):
                 low, high = (int(x) for x in entries.aminmax())
                 self.memo.append(TileEntries(entries - low, slice(low, high + 1)))
             else:
@@ -98,7 +98,7 @@ class Lookup(ScoreBias):
     memo: list[tuple[Entries, ...]] = field(default_factory=list)
 
     @property
-    def heads_differ(self) -> bool:
+    def cost_grows_with_heads(self) -> bool:
         """Whether the cost is proportional to the number of heads, as it is if the bias depends on tokens."""
         return self.of_query is not None or self.of_key is not None
 
@@ -120,9 +120,9 @@ class Lookup(ScoreBias):
         tables = tuple(replace(table, of_head=h, of_query=q, of_key=k) for table, h, q, k in fields)
         return replace(self, memo=[tables], of_query=of_query, of_key=of_key)
 
-    def of_heads(self, heads: slice) -> Lookup:
+    def select_heads(self, heads: slice) -> Lookup:
         """Return the bias of some heads."""
-        tables = tuple(table.of_heads(heads) for table in self.tables)
+        tables = tuple(table.select_heads(heads) for table in self.tables)
         of_query, of_key = (None if x is None else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], memo=[tables], of_query=of_query, of_key=of_key)
 
@@ -179,11 +179,11 @@ class Lookup(ScoreBias):
 
     @property
     def far(self) -> int | None:
-        """The distance from which the bias is the sum of a number of the query and a number of the key, or ``None``."""
+        """The distance from which the bias is the sum of one number for the query and one for the key, or ``None``."""
         ends = self.tables[0].ends
         return None if ends is None or len(self.tables) > 1 else ends[1]
 
-    def of_far(self) -> tuple[Tensor | None, Tensor | None]:
+    def far_terms(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the two summands of the bias at distances of `far` or more, ``batch heads token``."""
         (table,), dtype = self.tables, bias_dtype(self.q)
         entry = table.between_ends(self.q.device)[-1:]
@@ -205,5 +205,5 @@ def sum_of(terms: Sequence[Callable[..., Tensor]]) -> ScoreMod:
 
 
 def _gather(products: Float[Tensor, "batch heads n entries"], entries: Int[Tensor, "#batch n m"]) -> Tensor:
-    """Return the product of the first token of every pair with the row of that pair."""
+    """Return the product of the first token of every pair with the row of the pair."""
     return products.gather(3, entries[:, None].expand(*products.shape[:3], entries.shape[-1]))

@@ -69,7 +69,10 @@ class Source:
 
 
 class ByteRange(NamedTuple):
-    """Bytes `start` to `stop` of a file on disk. A row group of Parquet belongs to the range with its first byte."""
+    """Bytes `start` to `stop` of a file on disk.
+
+    A row group of Parquet belongs to the range that contains its first byte.
+    """
 
     source: Source
     start: int
@@ -109,7 +112,7 @@ class Tally:
 
 
 @contextmanager
-def opened(source: Source) -> Generator[IO[bytes]]:
+def open_source(source: Source) -> Generator[IO[bytes]]:
     """Open the file of a source. It can be read from any place."""
     try:
         file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; only errors of opening become InputError
@@ -134,12 +137,12 @@ def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: in
     for low in range(begin, stop, BLOCK):
         data = file.read(min(BLOCK, stop - low))
         if len(data) < min(BLOCK, stop - low):
-            raise changed(byte_range)
+            raise change_error(byte_range)
         tally.add(memoryview(data)[max(start - low, 0) :])
         yield data
 
 
-def changed(byte_range: ByteRange) -> InputError:
+def change_error(byte_range: ByteRange) -> InputError:
     """Return the error for a file that changed its size after it was found."""
     source, _, stop = byte_range
     return InputError(

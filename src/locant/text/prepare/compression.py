@@ -1,9 +1,9 @@
 """Decompress source files (.gz, .zst, .bz2, .xz), and recode them to UTF-8.
 
 Memory does not grow with the size of a compressed file. A read takes only the compressed input that one block of output
-needs. So a file of a few kilobytes that expands to terabytes costs time but not memory. If a file consists of several
-members or frames, all are read. A truncated stream is an error, even if only its checksum is incomplete. Bytes after
-the last member that are not another member are also an error.
+needs. So a file of a few kilobytes that expands to terabytes costs time but not memory. If a file has several members
+or frames, all of them are read. A truncated stream is an error, even if only its checksum is incomplete. Other bytes
+after the last member are also an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.extras import require
-from locant.text.prepare.byte_ranges import BLOCK, Compression, Source, Tally, opened
+from locant.text.prepare.byte_ranges import BLOCK, Compression, Source, Tally, open_source
 from locant.text.reading import Readable
 
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
@@ -36,12 +36,12 @@ MOST_DAMAGED = 2**26
 def require_undamaged(source: Source) -> None:
     """Raise `InputError` if a compressed file is damaged within the first `MOST_DAMAGED` bytes of its content."""
     size = 0
-    with opened(source) as file, decompressed(file, source, Tally()) as stream:
+    with open_source(source) as file, open_decompressed(file, source, Tally()) as stream:
         while size < MOST_DAMAGED and (data := stream.read(BLOCK)):
             size += len(data)
 
 
-class _Tallied(io.RawIOBase):
+class _CountedFile(io.RawIOBase):
     """A file whose bytes are counted and hashed as they are read."""
 
     def __init__(self, file: Readable, tally: Tally) -> None:
@@ -56,7 +56,7 @@ class _Tallied(io.RawIOBase):
         return True
 
 
-class _Unpacked:
+class _DecompressedStream:
     """The content of all members of a compressed file, read with the decompressors of Python's library.
 
     The library's own readers are not used, because they ignore bytes after the last member.
@@ -85,7 +85,7 @@ class _Unpacked:
                 return data
 
 
-class _Recoded:
+class _Utf8Stream:
     """A stream that is converted to UTF-8. Bytes that its encoding does not define become U+FFFD."""
 
     def __init__(self, stream: Readable, encoding: str) -> None:
@@ -104,16 +104,16 @@ class _Recoded:
 
 
 @contextmanager
-def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
+def open_unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
     """Open the decompressed content of a file, as UTF-8 if it is text. `tally` counts the bytes of the file itself."""
-    with decompressed(file, source, tally) as stream:
-        yield stream if source.encoding is None else _Recoded(stream, source.encoding)
+    with open_decompressed(file, source, tally) as stream:
+        yield stream if source.encoding is None else _Utf8Stream(stream, source.encoding)
 
 
 @contextmanager
-def decompressed(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
+def open_decompressed(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
     """Open the decompressed content of a file in its own encoding. `tally` counts the bytes of the file itself."""
-    tallied = _Tallied(file, tally)
+    tallied = _CountedFile(file, tally)
     if source.compression is None:
         yield tallied
         return
@@ -123,9 +123,9 @@ def decompressed(file: Readable, source: Source, tally: Tally) -> Generator[Read
             with gzip.GzipFile(fileobj=tallied, mode="rb") as unzipped:
                 yield unzipped
         elif source.compression == "bz2":
-            yield _Unpacked(tallied, bz2.BZ2Decompressor, b"")
+            yield _DecompressedStream(tallied, bz2.BZ2Decompressor, b"")
         elif source.compression == "xz":
-            yield _Unpacked(tallied, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
+            yield _DecompressedStream(tallied, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
         else:
             arrow = require_arrow(source.name)
             with arrow.CompressedInputStream(arrow.PythonFile(tallied, mode="r"), "zstd") as stream:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from typing import IO, Any
 
 from locant.errors import InputError, Remedy
 from locant.files import FaultError
-from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, opened
+from locant.shell import shell_path
+from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, open_source
 from locant.text.prepare.compression import TOOLS
 from locant.text.prepare.separators import split_texts
 from locant.text.prepare.text_encodings import is_clean
@@ -44,7 +44,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     raise FaultError(f"has more than {LONGEST_LINE} bytes")
                 if line.strip():
                     try:
-                        record = json.loads(_decoded(line, byte_range.source, tally))
+                        record = json.loads(_decode(line, byte_range.source, tally))
                     except (ValueError, RecursionError) as error:
                         raise FaultError(f"is not JSON: {error}") from None
                     text = _lookup(record, field)
@@ -56,7 +56,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     tally.skipped += 1
                     begin += len(line) + 1
                     continue
-                number = _lines_before(byte_range, first) + seen + 1
+                number = _count_lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
                 remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
                 if number == 1 and ARRAY.match(line):
@@ -68,7 +68,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
         goes_on = unfinished
 
 
-def _decoded(line: bytes, source: Source, tally: Tally) -> str:
+def _decode(line: bytes, source: Source, tally: Tally) -> str:
     """Decode a line, and count it if it has bytes that its encoding does not define."""
     text = line.decode(errors="replace")
     if "\ufffd" in text and not is_clean([line], source.encoding is not None):
@@ -80,10 +80,10 @@ def _to_lines(source: Source) -> str:
     """Return the remedy for a JSON array: a command that writes each element on a line."""
     if source.path == STDIN:
         return "pipe it through jq -c '.[]' first"
-    file = shlex.quote(source.path)
+    file = shell_path(source.path)
     if source.compression is None:
-        return f"jq -c '.[]' {file} > {shlex.quote(f'{source.path}.jsonl')}"
-    new = shlex.quote(f"{os.path.splitext(source.path)[0]}.jsonl")  # noqa: PTH122  # a path is a str here
+        return f"jq -c '.[]' {file} > {shell_path(f'{source.path}.jsonl')}"
+    new = shell_path(f"{os.path.splitext(source.path)[0]}.jsonl")  # noqa: PTH122  # a path is a str here
     return f"{TOOLS[source.compression][1]} -dc {file} | jq -c '.[]' > {new}"
 
 
@@ -99,11 +99,11 @@ def _lookup(record: Any, field: str) -> Any:  # any JSON
     return _lookup(record[outer], inner)
 
 
-def _lines_before(byte_range: ByteRange, place: int) -> int:
+def _count_lines_before(byte_range: ByteRange, place: int) -> int:
     """Return the number of lines before `place`, or 0 if the range begins the file, as for compressed files."""
     if not byte_range.start:
         return 0
-    with opened(byte_range.source) as file:
+    with open_source(byte_range.source) as file:
         count = 0
         while place > 0 and (data := file.read(min(BLOCK, place))):
             count += data.count(b"\n")

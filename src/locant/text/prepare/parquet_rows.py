@@ -1,8 +1,8 @@
 """Read the texts of Parquet files: one row group after the other, and some rows of a group at a time.
 
 The field is the name of a column. A dot separates the names of nested records (``meta.text``). Null is an empty
-document. A value that occurs in many rows is stored once in memory. It is an error if the metadata of a group state
-more than `LARGEST` bytes of text.
+document. A value that occurs in many rows is in memory once. A group whose metadata state more than `MAX_ROW_GROUP`
+bytes of text is an error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import IO, Any
 
 from locant.errors import InputError, Remedy
 from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, blocks, range_blocks
-from locant.text.prepare.compression import require_arrow, unpacked
+from locant.text.prepare.compression import open_unpacked, require_arrow
 
-LARGEST = 2**30
-"""The most bytes of text in a row group. A dictionary counts once."""
+MAX_ROW_GROUP = 2**30
+"""The largest number of bytes of text in a row group. A dictionary counts once."""
 
 ROWS = 4096
-"""The most rows that are read at a time."""
+"""The largest number of rows that are read at a time."""
 
-ANOTHER = Remedy("{} of another column", field="NAME")
+REMEDY = Remedy("{} of another column", field="NAME")
 
 
 def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
@@ -33,7 +33,7 @@ def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Itera
             pass
         yield from _texts(file, source, start, stop, file.seek(0, os.SEEK_END))
         return
-    with tempfile.TemporaryFile() as whole, unpacked(file, source, tally) as stream:
+    with tempfile.TemporaryFile() as whole, open_unpacked(file, source, tally) as stream:
         for data in blocks(stream):
             whole.write(data)
         size = whole.tell()
@@ -50,11 +50,11 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
         names = [whole.schema.column(i).path for i in range(len(whole.schema))]
         if source.field not in names:
             cause = f"{source.name} has no column {source.field!r}; its columns are: {', '.join(map(repr, names[:8]))}"
-            raise InputError(cause, ANOTHER)
+            raise InputError(cause, REMEDY)
         leaf = whole.schema.column(names.index(source.field))
         if leaf.physical_type != "BYTE_ARRAY" or leaf.max_repetition_level:
             cause = f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row"
-            raise InputError(cause, ANOTHER)
+            raise InputError(cause, REMEDY)
         # Read as dictionaries, so that memory holds a value only once, even if it occurs in many rows.
         table = parquet.ParquetFile(file, metadata=whole.metadata, read_dictionary=[source.field], pre_buffer=False)
         for number in range(table.num_row_groups):
@@ -64,8 +64,8 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
             if not start <= min(max(min(pages, default=0), 0), size - 1) < stop:
                 continue
             column = columns[names.index(source.field)]
-            if (bytes_of_text := column.total_uncompressed_size) > LARGEST:
-                cause = f"row group {number} has {bytes_of_text} bytes of text, expected {LARGEST} at most"
+            if (bytes_of_text := column.total_uncompressed_size) > MAX_ROW_GROUP:
+                cause = f"row group {number} has {bytes_of_text} bytes of text, expected {MAX_ROW_GROUP} at most"
                 raise InputError(f"{source.name}, {cause}", "write the file with smaller row groups")
             rows = max(min(BLOCK * column.num_values // max(bytes_of_text, 1), ROWS), 1)  # about a block
             for batch in table.iter_batches(rows, row_groups=[number], columns=[source.field], use_threads=False):

@@ -1,9 +1,9 @@
 """Make a part of a store, and join all parts.
 
 A part is a pure function of the plan and a number, so it may be made twice, or by two processes at once. It is made in
-a folder `part-NAME.RANDOM`, which is renamed `part-NAME` when everything in it is on disk, so a part exists whole or
-not at all. If two processes make the same part, the second finds it done and removes its own copy, which has the same
-bytes. A part holds shards of its encoded documents, with the end-of-text id after each of them.
+a folder `part-NAME.RANDOM`. When everything in this folder is on disk, the folder is renamed `part-NAME`, so a part
+exists whole or not at all. If two processes make the same part, the second finds it done and removes its own copy,
+which has the same bytes. A part holds shards of its encoded documents, with the end-of-text id after each of them.
 
 When all parts are done, their shards are moved into the store, and the manifest is written last. The numbers of all
 shards are written to a file before the first one moves, so the next call continues a run that was killed between two
@@ -27,7 +27,7 @@ import numpy as np
 
 from locant.errors import InputError, Remedy
 from locant.files import flush, read_json, write_whole
-from locant.text.prepare.byte_ranges import ByteRange, Source, Tally, opened, range_blocks
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally, open_source, range_blocks
 from locant.text.prepare.plan import (
     FOLDER,
     LOCK,
@@ -45,14 +45,14 @@ from locant.text.prepare.readers import Batch, documents, without_text
 from locant.text.prepare.sources import require_its_kind, require_readers
 from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
-from locant.text.tokenizer.engine import Encoded, Engine
+from locant.text.tokenizer.engine import EncodedBatch, Engine
 
 MARKER = "part.json"
-ANEW = "resume=False (--restart), which starts again"
-COUNTED = ("skipped", "not_utf8")
+RESTART_REMEDY = "resume=False (--restart), which starts again"
+RECORDED_COUNTS = ("skipped", "not_utf8")
 """The counts of a tally that are recorded for each byte range, if they are not 0."""
-NAMED = 10
-"""The number of missing tasks that errors list. Further ones are counted."""
+MAX_LISTED = 10
+"""The number of missing tasks that errors list. Further tasks are only counted."""
 
 Advance = Callable[[int], None]
 """A function that is called with the number of bytes of the input that were read since its last call."""
@@ -60,12 +60,12 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedPart:
-    """The record that is written last into the folder of a part, which marks it as done."""
+    """The record that marks a part as done. It is written last into the folder of the part."""
 
     name: str
     shards: list[ShardRecord]
     byte_ranges: list[dict[str, Any]]
-    """Path, start, stop, SHA-256 and counts (`COUNTED`) of each byte range that was read."""
+    """Path, start, stop, SHA-256 and counts (`RECORDED_COUNTS`) of each byte range that was read."""
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
@@ -149,7 +149,7 @@ def _write_range(
     end_of_text = plan.end_of_text
     _require_unchanged(source)
     try:
-        for ids, lengths, unfinished in _encoded(engine, byte_range, tally, plan.skip_bad):
+        for ids, lengths, unfinished in _encode(engine, byte_range, tally, plan.skip_bad):
             if plan.begin_of_text is not None:  # not before the rest of a document
                 begins = np.arange(len(lengths)) >= continues
                 starts = (np.cumsum(lengths) - lengths)[begins]
@@ -166,11 +166,11 @@ def _write_range(
         raise
     _require_unchanged(source)
     advance(tally.bytes - seen)
-    counted = {name: count for name in COUNTED if (count := getattr(tally, name))}
+    counted = {name: count for name in RECORDED_COUNTS if (count := getattr(tally, name))}
     return {"path": source.path, "start": start, "stop": stop, "sha256": tally.sha256, **counted}
 
 
-def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[Encoded]:
+def _encode(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[EncodedBatch]:
     name = byte_range.source.name
     try:
         if not skip_bad:
@@ -186,19 +186,19 @@ def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally, skip_bad: bool
 def _good_documents(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
     """Yield the documents of a byte range, except unreadable and too long ones, which are counted.
 
-    The range is read once in advance, because the fault of a file or document may be at its end. A broken file is left
-    out as a whole.
+    The range is first read once to find faults, because the fault of a file or document may be at its end. A broken
+    file is left out as a whole.
     """
     source, start, _ = byte_range
     require_readers(source)
     try:
         with warnings.catch_warnings(action="ignore"):  # these warnings were given when the file was found
             require_its_kind(source, [])
-        dropped = engine.too_long(documents(byte_range, Tally(), skip_bad=True))
+        dropped = engine.find_too_long(documents(byte_range, Tally(), skip_bad=True))
     except InputError:
         _require_unchanged(source)
         tally.skipped += start == 0  # the other ranges of the file do not count it again
-        with opened(source) as file:
+        with open_source(source) as file:
             for _ in range_blocks(file, byte_range, tally, start):
                 pass
         return
@@ -217,7 +217,7 @@ def _require_unchanged(source: Source) -> None:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
         cause = f"{source.name} has vanished since the work was planned"
-        raise InputError(cause, f"put it back and run the same again, or pass {ANEW}") from None
+        raise InputError(cause, f"put it back and run the same again, or pass {RESTART_REMEDY}") from None
     except OSError as error:
         remedy = "give access to it, and run the same again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
@@ -299,7 +299,9 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
                     with suppress(FileNotFoundError):  # it has been moved already
                         source.with_suffix(kind).replace(place.with_suffix(kind))
                     if (size := place.with_suffix(kind).stat().st_size) != file.size:
-                        raise InputError(f"{place.with_suffix(kind)} has {size} bytes, expected {file.size}", ANEW)
+                        raise InputError(
+                            f"{place.with_suffix(kind)} has {size} bytes, expected {file.size}", RESTART_REMEDY
+                        )
                 records.append(record)
         remove_shards(store, len(records))  # discarded work may have left more shards
         flush(store)
@@ -317,7 +319,7 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
         )
     except FileNotFoundError as error:
         if not (store / MANIFEST).exists():  # else another process has just joined the same parts
-            raise InputError(f"{error.filename} has vanished while {store} was joined", ANEW) from None
+            raise InputError(f"{error.filename} has vanished while {store} was joined", RESTART_REMEDY) from None
     tidy(store)
     return TokenStore(store)
 
@@ -351,5 +353,5 @@ def _describe_missing(plan: Plan, missing: Sequence[int]) -> str:
     if len(divisions) == 1:
         noun, numbers = "tasks", sorted({number % divisions[0] for number in missing})
         total = str(divisions[0])
-    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
-    return f"{noun} {', '.join(map(str, numbers[:NAMED]))}{more} of {total} are missing"
+    more = f" and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else ""
+    return f"{noun} {', '.join(map(str, numbers[:MAX_LISTED]))}{more} of {total} are missing"

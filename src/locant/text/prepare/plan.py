@@ -44,6 +44,7 @@ from typing import Any, TypedDict
 from locant.arguments import flag, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
 from locant.files import flush, lock, write_whole
+from locant.shell import shell_path
 from locant.text.prepare.byte_ranges import ByteRange, Source, cut
 from locant.text.prepare.readers import without_text
 from locant.text.prepare.sample import TRAINING_BYTES, Sample, take_sample
@@ -57,8 +58,8 @@ from locant.text.tokenizer.tokenizer import LARGEST_VOCABULARY
 SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
 TRAINED = "a BPE trained on the input"
-NAMED = 3
-"""The number of differences that errors list. Further ones are counted."""
+MAX_LISTED = 3
+"""The number of differences that errors list. Further differences are only counted."""
 
 FOLDER = ".prepare"
 STDIN_FILE = "stdin"
@@ -70,7 +71,7 @@ PARTS = 64
 """A large input is cut into at least this many parts of `SMALLEST_PART` bytes or more, for all workers."""
 
 BYTES_PER_TOKEN = 4
-"""The bytes of text of a usual token. They are used only to cut parts that make about one shard."""
+"""The bytes of text of a usual token. This number is used only to cut parts that make about one shard."""
 
 SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 """The names of the files of shards, see `shard_name`."""
@@ -79,7 +80,7 @@ NAME = 16
 """The number of digits of the hashes that name parts and plans."""
 
 LOCK = "lock"
-YOUNG = 60.0
+GRACE_SECONDS = 60.0
 """Seconds that a new folder may exist without its lock."""
 
 
@@ -126,7 +127,7 @@ class Request:
         end_of_text: str | None = None,
         begin_of_text: str | None = None,
     ) -> Request:
-        """Return the request of a call of `prepare`, with the same arguments and errors."""
+        """Return the request for a call of `prepare` with the same arguments. The errors are the same, too."""
         shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=Remedy(shard_size=SHARD_SIZE))
         if vocab_size is not None:
             vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=Remedy(vocab_size=VOCAB_SIZE))
@@ -204,8 +205,8 @@ class Request:
         usual = self.options.get("end_of_text", tokenizer.end_of_text)
         return usual if self.options["append_end_of_text"] else None
 
-    def mends(self, plan: Plan) -> bool:
-        """Return True if this is the plan's request, except for changes of files or of `skip_bad`."""
+    def can_mend(self, plan: Plan) -> bool:
+        """Return True if this request equals the plan's request, except for changes of files or of `skip_bad`."""
         before, after = ({source.path: source for source in each} for each in (plan.sources(), self.sources))
         if dict(plan.options) != dict(self.options) or [*before] != [*after]:
             return False
@@ -223,7 +224,7 @@ class Request:
         if {*before} == {*after} and [*before] != [*after]:  # first, because it alone stops unfinished work
             files.insert(0, "the inputs come in another order")
         changes += files
-        return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
+        return [*changes[:MAX_LISTED], f"{len(changes) - MAX_LISTED} more"] if len(changes) > MAX_LISTED else changes
 
 
 def _token_id(tokenizer: Tokenizer | None, option: str, token: object) -> int:
@@ -275,7 +276,7 @@ class Plan:
     offsets: Sequence[int]
     """The places in parts-DIGEST.jsonl where the line of each part begins, and the end of the file."""
     names: Sequence[str]
-    """For each part a hash of its input and of everything that decides its tokens."""
+    """For each part, a hash of its input and of everything that decides its tokens."""
     digest: str
     """A hash that identifies this plan."""
 
@@ -325,7 +326,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
             plan = read_plan(store)
         if plan is None:
             raise InputError(f"{store / FOLDER} vanished while it was made", "run the same again, one run at a time")
-        if request.mends(plan) and not (plan.folder / NUMBERING).exists():
+        if request.can_mend(plan) and not (plan.folder / NUMBERING).exists():
             plan = _mend_plan(plan, request)
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(
@@ -386,7 +387,7 @@ def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer, size: int)
 
 
 def part_bytes(total: int, shard_size: int) -> int:
-    """Return the size of parts in bytes of input: a 64th of it, at least `SMALLEST_PART`, at most about one shard."""
+    """Return the size of parts: a 64th of the input, but at least `SMALLEST_PART` and at most about one shard."""
     return min(max(total // PARTS, SMALLEST_PART), shard_size * BYTES_PER_TOKEN)
 
 
@@ -418,13 +419,13 @@ def read_plan(store: Path) -> Plan | None:
         facts = None
     if not isinstance(facts, dict) or facts.pop("version", None) != VERSION:
         cause = f"{folder} is unfinished work of another version of locant"
-        raise InputError(cause, f"rm -r {folder} to discard that work")
+        raise InputError(cause, f"rm -r {shell_path(folder)} to discard that work")
     return Plan(folder=folder, **facts)
 
 
 def discard_plan(store: Path) -> None:
     """Remove unfinished work. Its folder is removed last, because it marks the shards next to it as unfinished."""
-    aside = _aside(store / FOLDER)
+    aside = _unused_name(store / FOLDER)
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
         if not (store / MANIFEST).exists():  # else another process has just finished the store, and clears up
@@ -451,7 +452,7 @@ def remove_shards(store: Path, first: int = 0) -> None:
 @contextmanager
 def locked_folder(place: Path) -> Generator[Path]:
     """Make a folder next to `place`, with a locked file `LOCK`. Remove it at the end unless it was moved."""
-    folder = _aside(place)
+    folder = _unused_name(place)
     folder.mkdir()
     try:
         with (folder / LOCK).open("wb") as file:
@@ -461,7 +462,7 @@ def locked_folder(place: Path) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _aside(place: Path) -> Path:
+def _unused_name(place: Path) -> Path:
     """Return an unused name next to `place`."""
     return place.with_name(f"{place.name}.{secrets.token_hex(4)}")
 
@@ -483,7 +484,7 @@ def is_abandoned(folder: Path) -> bool:
         with (folder / LOCK).open("rb") as file:
             return lock(file) is True
     except FileNotFoundError:  # the lock does not exist yet, or no longer, for a moment or for ever
-        return time.time() - folder.stat().st_mtime > YOUNG
+        return time.time() - folder.stat().st_mtime > GRACE_SECONDS
 
 
 def cannot_write(what: str, error: OSError) -> InputError:

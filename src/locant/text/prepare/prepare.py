@@ -1,7 +1,8 @@
 """`prepare`: encode files of text into a token store, in steps that can be resumed.
 
-`prepare` plans the work, makes the missing parts (in this process, by workers, on a Ray cluster, or by tasks on other
-machines), and joins the parts. The store depends only on the inputs and on the options that decide its content.
+`prepare` plans the work, makes the missing parts, and joins all parts. Parts are made in this process, by workers, on a
+Ray cluster, or by tasks on other machines. The store depends only on the inputs and on the options that decide its
+content.
 
 **Ctrl-C** (on the command line also SIGTERM and SIGHUP) raises `KeyboardInterrupt` only in the main thread of the
 calling process. `prepare` cleans up and raises it again, with a note that says how to continue.
@@ -28,11 +29,12 @@ from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, short_repr, whole
 from locant.errors import InputError, RangeError, Remedy
+from locant.shell import shell_path
 from locant.text.prepare.byte_ranges import Source
-from locant.text.prepare.parts import COUNTED, Advance, join, make_part, missing_parts, sweep_parts, tidy
+from locant.text.prepare.parts import RECORDED_COUNTS, Advance, join, make_part, missing_parts, sweep_parts, tidy
 from locant.text.prepare.plan import (
     FOLDER,
-    NAMED,
+    MAX_LISTED,
     SHARD_SIZE,
     ContentOptions,
     Plan,
@@ -52,7 +54,7 @@ from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choos
 BYTES_PER_WORKER = 128 * 2**20
 """The bytes of input for each worker. In one process the engines use all cores already, and a worker takes seconds to
 start and to load the tokenizer. On two cores, two workers took 1.4 to 1.5 times as long as one process for 90 MB.
-According to these times and times for less input, two workers and one process take the same time for some 300 MB."""
+By extrapolation from these times and times for less input, two workers are as fast as one process at about 300 MB."""
 
 Progress = Callable[[int, int], None]
 """A function that is called with the number of finished bytes of the input, and their total number."""
@@ -230,13 +232,13 @@ class Problems:
 
 def _by_file(counts: dict[str, int]) -> str:
     worst = sorted(counts, key=lambda path: -counts[path])
-    more = [f"{len(worst) - NAMED} more files"] if len(worst) > NAMED else []
-    return ", ".join([*(f"{path} ({counts[path]})" for path in worst[:NAMED]), *more])
+    more = [f"{len(worst) - MAX_LISTED} more files"] if len(worst) > MAX_LISTED else []
+    return ", ".join([*(f"{path} ({counts[path]})" for path in worst[:MAX_LISTED]), *more])
 
 
 def problems(store: TokenStore) -> Problems:
     """Return the problems that `prepare` counted when it made a store."""
-    problems_by_kind: dict[str, dict[str, int]] = {name: {} for name in COUNTED}
+    problems_by_kind: dict[str, dict[str, int]] = {name: {} for name in RECORDED_COUNTS}
     for source in store.manifest.sources:
         for name, counts in problems_by_kind.items():
             if total := sum(piece.get(name, 0) for piece in source.get("pieces", [])):
@@ -331,7 +333,7 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
         changes.append(f"{sum(skipped.values())} bad records were skipped, which would now end the run")
     if changes or not resume:
         why = f"of another request: {'; '.join(changes)}" if changes else "already"
-        raise InputError(f"{out} holds a finished store {why}", f"use another folder, or rm -r {out} first")
+        raise InputError(f"{out} holds a finished store {why}", f"use another folder, or rm -r {shell_path(out)} first")
     tidy(out)
     return store
 
@@ -393,7 +395,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     documents = sample.all_documents(request.sources)
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:
-        tokens = round(tokens / sample.size * sample.unpacked / sample.read * request.total_bytes)
+        tokens = round(tokens / sample.size * sample.bytes_unpacked / sample.bytes_read * request.total_bytes)
     around = (request.end_of_text(tokenizer), request.options.get("begin_of_text"))
     tokens += documents * sum(number is not None for number in around)
     return Estimate(

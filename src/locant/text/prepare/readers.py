@@ -2,8 +2,8 @@
 
 `separators`, `json_lines` and `parquet_rows` read the texts of each kind. A document without bytes is left out. A
 document that is longer than a batch comes in parts: the last text of an `unfinished` batch, and the first text of the
-next batch. A part may end within a letter. `Engine.stream` accepts such batches, because it knows where a text may be
-cut.
+next batch. A part may end in the middle of a character. `Engine.stream` accepts such batches, because it knows where a
+text may be cut.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from locant.errors import InputError, Remedy
-from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, opened
+from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Source, Tally, open_source
 from locant.text.prepare.json_lines import json_texts
 from locant.text.prepare.parquet_rows import parquet_texts
 from locant.text.prepare.separators import SplitTexts, split_texts
@@ -59,7 +59,7 @@ def documents(byte_range: ByteRange, tally: Tally, *, skip_bad: bool = False) ->
 
 def _batches(byte_range: ByteRange, tally: Tally, skip_bad: bool) -> Iterator[Batch]:
     source = byte_range.source
-    with opened(source) as file:
+    with open_source(source) as file:
         if source.kind == "parquet":
             yield from _to_batches(parquet_texts(file, byte_range, tally), tally)
         elif source.kind == "jsonl":

@@ -18,10 +18,10 @@ TRAINING_BYTES = 8 * 2**20
 CHECKED_BYTES = 2**19
 """Bytes of text on which an engine is checked."""
 
-STRETCH = 2**15
+BYTES_PER_PLACE = 2**15
 """Bytes that a sample takes from each place. They are enough for a few documents, and few enough for many places."""
 
-MOST = 2**26
+MAX_UNPACKED = 2**26
 """Bytes of text that are unpacked to estimate how much files are compressed."""
 
 
@@ -31,12 +31,12 @@ class Sample:
 
     texts: list[bytes] = field(default_factory=list)
     """Whole documents, and beginnings of long documents."""
-    read: int = 0
-    """Bytes of the input that were read for the texts. `unpacked` is larger if the input is compressed."""
-    unpacked: int = 0
+    bytes_read: int = 0
+    """Bytes of the input that were read for the texts. `bytes_unpacked` is larger if the input is compressed."""
+    bytes_unpacked: int = 0
     documents: int = 0
     """The number of documents that were read from files with several documents."""
-    of_many: int = 0
+    multi_document_bytes: int = 0
     """Bytes that were read from files with several documents."""
     is_all: bool = False
     """Whether this is the whole input, so that counts are exact."""
@@ -52,7 +52,7 @@ class Sample:
             return len(self.texts)
         single = sum(source.is_one_document and source.size != 0 for source in sources)
         rest = sum(source.size or 0 for source in sources if not source.is_one_document)
-        return single + round(self.documents * rest / max(self.of_many, 1))
+        return single + round(self.documents * rest / max(self.multi_document_bytes, 1))
 
 
 def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False) -> Sample:
@@ -67,13 +67,13 @@ def take_sample(sources: Sequence[Source], size: int, *, skip_bad: bool = False)
     whole = (byte_range for source in sources for byte_range in cut(source, max(source.size or 0, 1)))
     for byte_range in whole if is_all else _spaced_ranges(sources, ends, size):
         with suppress(InputError) if skip_bad else nullcontext():
-            _add(sample, byte_range, None if is_all else STRETCH, skip_bad)
+            _add(sample, byte_range, None if is_all else BYTES_PER_PLACE, skip_bad)
     return sample
 
 
 def _spaced_ranges(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
     """Yield the byte ranges that begin at evenly spaced places, without repetitions."""
-    places, total = max(size // STRETCH, 1), ends[-1]
+    places, total = max(size // BYTES_PER_PLACE, 1), ends[-1]
     seen: set[tuple[str, int]] = set()
     for i in range(places):
         place = i * total // places
@@ -83,12 +83,12 @@ def _spaced_ranges(sources: Sequence[Source], ends: Sequence[int], size: int) ->
         begin = place - (ends[number] - end) if source.can_be_cut else 0
         if (source.path, begin) not in seen:
             seen.add((source.path, begin))
-            yield ByteRange(source, begin, min(begin + STRETCH, end) if source.can_be_cut else end)
+            yield ByteRange(source, begin, min(begin + BYTES_PER_PLACE, end) if source.can_be_cut else end)
 
 
 def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: bool) -> None:
     """Add the first documents of a byte range to the sample, at most `limit` bytes."""
-    source, tally, room, goes_on, unpacked = byte_range.source, Tally(), limit, False, sample.unpacked
+    source, tally, room, goes_on, unpacked = byte_range.source, Tally(), limit, False, sample.bytes_unpacked
     for batch in documents(byte_range, tally, skip_bad=skip_bad):
         for i, text in enumerate(batch.texts):
             if room is None or room > 0:
@@ -97,16 +97,16 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: boo
                 sample.texts[-1] += _beginning(text, room)
                 room = None if room is None else room - len(text)
         goes_on = batch.unfinished
-        sample.unpacked += sum(map(len, batch.texts))
+        sample.bytes_unpacked += sum(map(len, batch.texts))
         enough = room is not None and room <= 0
         # A reader of a compressed file reads ahead, so a short piece would not show how much the file is compressed.
-        if enough and (source.compression is None or sample.unpacked > MOST):
+        if enough and (source.compression is None or sample.bytes_unpacked > MAX_UNPACKED):
             break
     if not source.is_one_document:
-        sample.of_many += tally.bytes
+        sample.multi_document_bytes += tally.bytes
         sample.documents += tally.documents
     is_ahead = source.is_one_document and source.compression is None  # its reader is a block ahead of its texts
-    sample.read += sample.unpacked - unpacked if is_ahead else tally.bytes
+    sample.bytes_read += sample.bytes_unpacked - unpacked if is_ahead else tally.bytes
 
 
 def _beginning(text: bytes, size: int | None) -> bytes:

@@ -1,10 +1,10 @@
 """Split the texts of a file at separators, from any place of the file and in constant memory.
 
 Documents are the parts that `bytes.split` returns. It finds separators from left to right, and they do not overlap. If
-a separator is two newlines, the text before three newlines decides which two of them are the separator. So a range that
-begins in the middle of a file is read from an earlier place that cannot be inside a separator (`clean_start`). A byte
-order mark at the beginning of a file is dropped. All other bytes are kept, including carriage returns and bytes that
-are not UTF-8.
+a separator is two newlines and a text has three, the text before them decides which two are the separator. So a range
+that begins in the middle of a file is read from an earlier place that cannot be inside a separator (`clean_start`). A
+byte order mark at the beginning of a file is dropped. All other bytes are kept, including carriage returns and bytes
+that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import IO, NamedTuple
 
-from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Tally, blocks, changed, range_blocks
-from locant.text.prepare.compression import unpacked
+from locant.text.prepare.byte_ranges import BLOCK, ByteRange, Tally, blocks, change_error, range_blocks
+from locant.text.prepare.compression import open_unpacked
 
 BOM = codecs.BOM_UTF8
 
@@ -64,7 +64,7 @@ def _split_stream(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
 ) -> Iterator[SplitTexts]:
     counted = tally.bytes
-    with unpacked(file, byte_range.source, tally) as stream:
+    with open_unpacked(file, byte_range.source, tally) as stream:
         head = b""
         while len(head) < len(BOM) and (more := stream.read(BLOCK)):
             head += more
@@ -82,7 +82,7 @@ def _split_stream(
             if last:
                 yield SplitTexts([last], False, origin)
     if tally.bytes - counted != byte_range.stop:
-        raise changed(byte_range)
+        raise change_error(byte_range)
 
 
 def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, separator: bytes) -> int:

@@ -1,10 +1,10 @@
 """Find the source files of given paths, and check that each is of its kind.
 
 Sources are text (.txt, .md), JSON lines (.jsonl, .jsonlines, .ndjson, .json) and Parquet (.parquet), each also
-compressed (.gz, .zst, .bz2, .xz). A folder or a pattern means all such files in it, sorted by path, and ``-`` is
-standard input. An uncompressed .json file is read if it is named, but not as part of a folder, because such files are
-rarely text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by
-different paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
+compressed (.gz, .zst, .bz2, .xz). A folder or a pattern means all such files in it, sorted by path. ``-`` is standard
+input. An uncompressed .json file is read if it is named, but not as part of a folder, because such files are rarely
+text. The other files of a folder are counted by the ends of their names. A file that is named twice, even by different
+paths, is an error. Before the work begins, a file that begins like a binary file is an error, too.
 
 `byte_ranges` cuts these files. `compression` and `text_encodings` read their bytes. `readers` reads their texts.
 """
@@ -15,7 +15,6 @@ import dataclasses
 import glob
 import hashlib
 import os
-import shlex
 import stat
 import warnings
 from collections import Counter
@@ -27,10 +26,11 @@ from typing import Any
 from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.files import NewFile
-from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, opened
-from locant.text.prepare.compression import COMPRESSIONS, TOOLS, decompressed, require_arrow, require_undamaged
+from locant.shell import shell_path
+from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally, blocks, open_source
+from locant.text.prepare.compression import COMPRESSIONS, TOOLS, open_decompressed, require_arrow, require_undamaged
 from locant.text.prepare.text_encodings import (
-    SNIFFED,
+    CHECKED_BYTES,
     is_misread_as,
     known_encoding,
     likely_other_encoding,
@@ -149,20 +149,20 @@ def ending(name: str) -> str:
 
 
 def spelled_counts(left_out: Counter[str]) -> str:
-    """Return the numbers of files that were left out, in words: ``2 .csv, 1 without an ending``."""
+    """Return how many files were left out, in words: ``2 .csv, 1 without an ending``."""
     return ", ".join(f"{count} {end or 'without an ending'}" for end, count in left_out.most_common())
 
 
-def unpacking(name: str) -> str | None:
+def unpack_remedy(name: str) -> str | None:
     """Return the remedy for an archive, or ``None`` if the name does not end like an archive's."""
     command = next((command for end, command in ARCHIVES.items() if name.lower().endswith(end)), None)
-    return None if command is None else f"unpack it first ({command} {shlex.quote(name)}), and pass the unpacked files"
+    return None if command is None else f"unpack it first ({command} {shell_path(name)}), and pass the unpacked files"
 
 
 def _nothing_to_read(cause: str, others: Iterable[str]) -> InputError:
     """Return the error for a folder or a pattern with only these files."""
     counts = Counter(map(ending, others))
-    archive = next(filter(None, map(unpacking, sorted(others))), None)
+    archive = next(filter(None, map(unpack_remedy, sorted(others))), None)
     only = f", only {spelled_counts(counts)}" if counts else ""
     return InputError(f"{cause}{only}", archive or f"use files that end in {SUFFIXES}")
 
@@ -207,13 +207,15 @@ def _source(
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"cannot read {name}: {reason}", "pass the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"got {name}, which is not a regular file", f"pass - < {name}")
+        raise InputError(f"got {name}, which is not a regular file", f"pass - < {shell_path(name)}")
     if (format := _format(name)) is None:  # noqa: A001
         compression = COMPRESSIONS.get(os.path.splitext(name.lower())[1])  # noqa: PTH122
         as_text = (
-            f"pass - < {name}" if compression is None else f"{TOOLS[compression][1]} -dc {name} | locant prepare -"
+            f"pass - < {shell_path(name)}"
+            if compression is None
+            else f"{TOOLS[compression][1]} -dc {shell_path(name)} | locant prepare -"
         )
-        remedy = unpacking(name) or f"{as_text} to read it as text"
+        remedy = unpack_remedy(name) or f"{as_text} to read it as text"
         raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", remedy)
     kind, compression = format
     facts["separator"] = separator if kind == "text" else None
@@ -240,7 +242,7 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
     Raise `InputError` if the first bytes of the file contradict its kind. Warn if it is likely not UTF-8, but no
     encoding was named. If it is likely UTF-8 although another encoding was named, add its name to `misread`.
     """
-    data = _beginning(source, SNIFFED)
+    data = _beginning(source, CHECKED_BYTES)
     if source.kind == "parquet":
         if not data.startswith(b"PAR1"):
             raise InputError(f"{source.name} is not a Parquet file", "write the file again")
@@ -266,7 +268,7 @@ def require_its_kind(source: Source, misread: list[str]) -> Source:
 def _beginning(source: Source, size: int) -> bytes:
     """Return the first `size` bytes of the decompressed content of a file, or all if it is shorter."""
     data = b""
-    with opened(source) as file, decompressed(file, source, Tally()) as stream:
+    with open_source(source) as file, open_decompressed(file, source, Tally()) as stream:
         while len(data) < size and (more := stream.read(size - len(data))):
             data += more
     return data

@@ -3,8 +3,8 @@
 Text is read as UTF-8, or in the encoding that the user names. A byte order mark at the beginning of a file decides the
 encoding of this file (`MARKS`). A file that is likely in another encoding causes a warning (`likely_other_encoding`). A
 file that is likely UTF-8 although the user named another encoding (`is_misread_as`) causes a warning, or an error if
-the named encoding is UTF-16 or UTF-32. A file with a NUL in its first `SNIFFED` bytes is binary. A later NUL is text: a
-few of a million web pages have one.
+the named encoding is UTF-16 or UTF-32. A file with a NUL in its first `CHECKED_BYTES` bytes is binary. A later NUL
+counts as text, because a few of a million web pages have one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from locant.errors import InputError, Remedy
 from locant.text.prepare.byte_ranges import Source
 from locant.text.reading import require_text
 
-SNIFFED = 8192
+CHECKED_BYTES = 8192
 """Bytes at the beginning of a file that are checked for text."""
 
 REPLACED_SHARE = 0.005
 """A text in which a larger share of the characters is not UTF-8 is likely in another encoding."""
 
-FEWEST = 4
-"""A warning needs at least this many of the characters in question. Fewer may be stray bytes."""
+MIN_CHARACTERS = 4
+"""A warning needs at least this many of the characters in question. A smaller number may be stray bytes."""
 
 CONTROL_SHARE = 0.1
 """The limit for control characters other than white space. UTF-16 text in other scripts contains many of them."""
@@ -39,7 +39,7 @@ NUL_SHARE = 0.3
 FOREIGN_SHARE = 0.5
 """A text in which a larger share of the characters is not UTF-8 is probably not in a Western encoding."""
 
-NAMED = 10
+MAX_LISTED = 10
 """The largest number of files that a warning lists. It counts the others."""
 
 MARKS: dict[bytes, tuple[str | None, str]] = {  # UTF-32 first, because its mark begins with the mark of UTF-16
@@ -99,7 +99,7 @@ def require_encoded_text(source: Source, data: bytes) -> None:
         if data and source.encoding in (needs := {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}) and not _names(data):
             cause = f"{source.name} has no byte order mark, which {source.encoding} needs"
             raise InputError(cause, Remedy(encoding=needs[source.encoding]))
-        data = _decoded(data, source.encoding).encode(errors="replace")
+        data = _decode_beginning(data, source.encoding).encode(errors="replace")
     for encoding, likely in {"utf-16-le": data[1::2], "utf-16-be": data[::2]}.items():
         others = data.count(0) - likely.count(0)
         if len(likely) >= 8 and likely.count(0) > NUL_SHARE * len(likely) and others < NUL_SHARE * len(likely) / 2:
@@ -121,17 +121,17 @@ def is_misread_as(encoding: str, data: bytes) -> bool:
     if data.isascii() and b"a".decode(encoding, "replace") == "a":  # such as ISO-2022-JP, which has only ASCII bytes
         return False
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < SNIFFED)
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < CHECKED_BYTES)
     except UnicodeDecodeError:
         return False
     if encoding.startswith(WIDE):
         return bool(data)
-    return text.removeprefix("\ufeff") != _decoded(data, encoding)
+    return text.removeprefix("\ufeff") != _decode_beginning(data, encoding)
 
 
-def _decoded(data: bytes, encoding: str) -> str:
-    """Decode the beginning of a file, which may end within a character unless it is the whole file."""
-    return codecs.getincrementaldecoder(encoding)("replace").decode(data, len(data) < SNIFFED)
+def _decode_beginning(data: bytes, encoding: str) -> str:
+    """Decode the beginning of a file. It may end in the middle of a character unless it is the whole file."""
+    return codecs.getincrementaldecoder(encoding)("replace").decode(data, len(data) < CHECKED_BYTES)
 
 
 def warn_of_misread(names: Sequence[str], encoding: str | None) -> None:
@@ -141,8 +141,8 @@ def warn_of_misread(names: Sequence[str], encoding: str | None) -> None:
     if len(names) == 1:
         what, them, they_are = f"{names[0]} is valid UTF-8 but was read as {encoding}", "it", "it is"
     else:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        listed = ", ".join(names[:NAMED]) + more
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+        listed = ", ".join(names[:MAX_LISTED]) + more
         what, them, they_are = (
             f"{len(names)} files are valid UTF-8 but were read as {encoding}: {listed}",
             "them",
@@ -170,7 +170,7 @@ def likely_other_encoding(data: bytes) -> tuple[str, Remedy] | None:
         (replaced, REPLACED_SHARE, "are not UTF-8", western),
         (control, CONTROL_SHARE, "are control characters", wide),
     ):
-        if count >= FEWEST and count > share * len(text):
+        if count >= MIN_CHARACTERS and count > share * len(text):
             return f"{count} of its first {len(text)} characters {what}", remedy
     return None
 

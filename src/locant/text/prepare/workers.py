@@ -2,8 +2,8 @@
 
 Workers on one machine are fresh interpreters, because a fork copies locks that no thread is left to release. They
 receive orders and send reports through pipes, as lines of JSON. So nothing is pickled, and a script that prepares a
-store needs no ``if __name__ == "__main__"``. A worker ends when its orders end, because the process that sends them is
-done or dead. All workers are killed as soon as anything fails.
+store needs no ``if __name__ == "__main__"``. A worker ends when its orders end, because the process that sends orders
+is then done or dead. All workers are killed as soon as anything fails.
 
 On a Ray cluster, Ray distributes the same work. Every node must see the inputs and the folder of the store under the
 same names, as on a shared file system.
@@ -24,14 +24,14 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any, cast
 
-from locant.cluster import LOCAL, connected
+from locant.cluster import LOCAL, connect_ray
 from locant.errors import InputError, LocantError
 from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""The environment of a worker, which uses one thread, because every core has a worker already."""
+"""The environment of a worker. It uses one thread, because every core already has a worker."""
 
 _Worker = subprocess.Popen[bytes]
 
@@ -228,7 +228,7 @@ def make_on_ray(
 
     `address` is the address of a running cluster, or ``"local"`` for `num_local` processes on this machine.
     """
-    with connected(address, num_local) as ray:
+    with connect_ray(address, num_local) as ray:
         from ray.util import ActorPool
 
         cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))

@@ -1,4 +1,4 @@
-"""`TokenStore`: token ids on disk, which are read like one array.
+"""`TokenStore`: token ids on disk that are read like one array.
 
 Opening a store reads its manifest and asks the system for the size of every file. A shard is mapped into memory when it
 is first read, so a slice loads only its own pages, which all processes of a machine share.
@@ -41,7 +41,7 @@ Mode = Literal["map", "read"]
 BLOCK = 1 << 16
 
 MAPS = 1 << 15
-"""The number of shards that stay mapped: half of the maps that Linux allows a process."""
+"""The number of shards that stay mapped: half of the number of maps that Linux allows a process."""
 
 PLACES_MAPS = hasattr(mmap, "MAP_PRIVATE")
 """Whether the system maps a file at a given address. Windows does not, so `numpy` maps the files there."""
@@ -82,8 +82,8 @@ class TokenStore:
         tokenizer: the tokenizer of a store of another program, which does not contain one.
         end_of_text: the id after each document, for files that do not state where documents begin.
 
-    A slice that lies in one shard is a read-only view, and any other slice is a copy. A store can be pickled. It is
-    then opened again, and must be the same store. Two stores are equal if their manifests are equal.
+    A slice that lies in one shard is a read-only view, and any other slice is a copy. A store can be pickled.
+    Unpickling opens it again, and raises an error if it has changed. Two stores are equal if their manifests are equal.
 
     Raises:
         InputError: there is no store, it is not finished, or the size of a file differs from the manifest.
@@ -120,7 +120,7 @@ class TokenStore:
         self._starts: list[int] = self.shard_starts.tolist()
         # A weak reference, so that the array keeps the files mapped, but the store does not.
         self._side_by_side: tuple[Callable[[], np.ndarray | None], np.ndarray] = (lambda: None, self.shard_starts)
-        self._map = lru_cache(MAPS)(partial(_mapped, self.contents))
+        self._map = lru_cache(MAPS)(partial(_map_shard, self.contents))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -151,8 +151,8 @@ class TokenStore:
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """Map all shards into one array, and return it with the place where each shard begins.
 
-        Zeros may lie between shards. This takes some 15 µs per shard and no memory. While the array is in
-        use, every call returns the same array.
+        Zeros may lie between shards. Mapping takes some 15 µs per shard and no memory. While the array is in use, every
+        call returns the same array.
 
         Raises:
             InputError: the store has ``mode="read"``, or more shards than a process may map.
@@ -274,7 +274,7 @@ def _open_again(path: str, options: dict[str, Any], identity: str) -> TokenStore
     return store
 
 
-def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
+def _map_shard(contents: StoreFormat, number: int) -> np.ndarray:
     count = int(contents.tokens[number])
     array, begins = map_side_by_side([contents.files[number]], contents.dtype, [count], contents.header)
     return array[begins[0] : begins[0] + count]
@@ -338,7 +338,7 @@ def map_side_by_side(
     """Map files with these numbers of tokens into one array. Return it with the place where each file's tokens begin.
 
     Between the tokens of two files the array has zeros, and the `header` bytes of the second file. All files stay
-    mapped as long as the array, or a slice of it, exists. A file of another size is an `InputError`.
+    mapped as long as the array, or a slice of it, exists. If a file has another size, `InputError` is raised.
     """
     if not any(tokens):
         return np.frombuffer(b"", dtype), np.zeros(len(tokens) + 1, dtype=np.int64)
@@ -380,8 +380,8 @@ def export_store(
 
     Raises:
         InputError: the folder is in use, the system refuses to write, or the store lacks something that the format
-            needs (documents; for ``locant`` a tokenizer). RangeError: the format is unknown, or an id is not in the
-            vocabulary.
+            needs (documents; for ``locant`` a tokenizer).
+        RangeError: the format is unknown, or an id is not in the vocabulary.
     """
     target = FORMATS.find(to)
     vocab_size = store.vocab_size

@@ -1,9 +1,9 @@
 r"""A `tokenizer.json` as data: its special tokens, its bytes, its fingerprint, and the places where a text may be cut.
 
-The `tokenizers` library defines the format and runs the tokenizer. This module adds `without`, which makes the same
-tokenizer without some of its special tokens. The library has a switch for this (`encode_special_tokens`). With it,
-the library does not look for these tokens in the text. But a Unigram or WordLevel vocabulary, or a merge, can still
-produce one. So `without` renames these tokens everywhere, to names that no text can contain.
+The `tokenizers` library defines the format and runs the tokenizer. This module adds `hide_tokens`, which makes the same
+tokenizer without some of its special tokens. The library has an option for this (`encode_special_tokens`). With this
+option, the library does not look for these tokens in the text. But a Unigram or WordLevel vocabulary, or a merge, can
+still produce one. So `hide_tokens` renames these tokens everywhere, to names that no text can contain.
 
 A text may be cut **between a letter and the ASCII space, tab or newline after it**, if the pattern that splits its
 words is in the table below. Then the parts have the same ids as the whole text, because they have the same pre-tokens
@@ -16,7 +16,7 @@ words is in the table below. Then the parts have the same ids as the whole text,
   at the letter before the cut, so it matches nothing before the cut.
 
 Other places are not safe. The tests have a text for each of them. A letter is a character that every version of Unicode
-since 3.2 counts as a letter (`is_letter`), so no two libraries can differ about it.
+since 3.2 counts as a letter (`is_letter`), so all libraries agree about it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
         raise InputError(f"{source} is not JSON: {error}", remedy) from None
     if not isinstance(definition, dict) or not isinstance(definition.get("model"), dict):
         raise InputError(f"{source} is JSON, but not a tokenizer: it has no model", remedy)
-    if _aborts(definition["model"]):
+    if _would_abort(definition["model"]):
         raise InputError(f"{source} has merges that do not fit its continuing_subword_prefix", remedy)
     with library_errors(f"{source} is not a tokenizer that the tokenizers library can read", remedy):
         library = tokenizers.Tokenizer.from_str(text)
@@ -91,8 +91,8 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
     return definition, library
 
 
-def _aborts(model: Definition) -> bool:
-    """Return True if the library would end the process, because the right part of a merge lacks the prefix."""
+def _would_abort(model: Definition) -> bool:
+    """Return True if the library would abort the process, because the right part of a merge lacks the prefix."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
         return False
@@ -100,7 +100,7 @@ def _aborts(model: Definition) -> bool:
     return not all(isinstance(right, str) and right.startswith(prefix) for right in rights)
 
 
-def without(definition: Definition, hidden: Collection[str]) -> Definition:
+def hide_tokens(definition: Definition, hidden: Collection[str]) -> Definition:
     """Return a tokenizer that gives every text the same ids, but never the id of a hidden token.
 
     It has no post-processor (such as [CLS] around a text), no truncation, no padding and no BPE dropout, so all ids
@@ -124,7 +124,12 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
         if token["content"] not in byte_tokens
     ]
     off = {"truncation": None, "padding": None, "post_processor": None}
-    return {**definition, **off, "added_tokens": added, "model": _renamed(definition["model"], names, byte_tokens)}
+    return {
+        **definition,
+        **off,
+        "added_tokens": added,
+        "model": _rename_tokens(definition["model"], names, byte_tokens),
+    }
 
 
 def _byte_tokens(model: Definition) -> set[str]:
@@ -136,7 +141,7 @@ def _byte_tokens(model: Definition) -> set[str]:
     return spellings & {f"<0x{byte:02X}>" for byte in range(256)}
 
 
-def _renamed(model: Definition, names: dict[str, str], never_merged: Collection[str]) -> Definition:
+def _rename_tokens(model: Definition, names: dict[str, str], never_merged: Collection[str]) -> Definition:
     vocab = model["vocab"]
     if isinstance(vocab, list):  # Unigram: [spelling, score] in the order of the ids
         return {**model, "vocab": [[names.get(spelling, spelling), score] for spelling, score in vocab]}
@@ -353,7 +358,10 @@ def _cuts(text: bytes, begin: int, end: int) -> list[int]:
 
 
 LONGEST_LETTER = 4
-"""The most bytes of a letter in UTF-8. The letter that ends at a place begins at most this many bytes before it."""
+"""The largest number of bytes of a letter in UTF-8.
+
+The letter that ends at a place begins at most this many bytes before the place.
+"""
 
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 

@@ -1,11 +1,11 @@
-"""Encode many documents at once, by the `tokenizers` library, or by `gigatoken` if it gives the same ids.
+"""Encode many documents at once, with the `tokenizers` library, or with `gigatoken` if it gives the same ids.
 
 The `tokenizers` library is the reference, called as in `Tokenizer.encode`. It encodes 3 to 6 MB/s on one core.
 `gigatoken` (`gigatoken_engine`) is some ten times faster. It is used only if `choose_engine` found its ids equal.
 
 A document is cut where this does not change its ids (see `definition`), so memory does not grow with its length. If no
-such place is known, the document is encoded as a whole, up to `WHOLE` bytes. The engine needs some hundred bytes of
-memory for each of these bytes.
+such place is known, the document is encoded as a whole, up to `MAX_UNCUT_BYTES` bytes. The engine needs some hundred
+bytes of memory for each of these bytes.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ EngineName = Literal["tokenizers", "gigatoken"]
 
 EngineChoice = Literal["auto"] | EngineName
 
-PART = 2**20
+PART_BYTES = 2**20
 """Longer texts are cut into parts of about this many bytes, if they may be cut."""
 
-WHOLE = 16 * 2**20
-"""The most bytes that are encoded without a cut."""
+MAX_UNCUT_BYTES = 16 * 2**20
+"""The largest number of bytes that are encoded without a cut."""
 
-ENOUGH = 2**20
+CHOICE_BYTES = 2**20
 """Characters or bytes of text after which `Tokenizer.encode` chooses an engine. The choice takes up to a second."""
 
-CHECKED = 2**17
+CHECKED_BYTES = 2**17
 """Bytes of text on which this engine is checked."""
 
-STRETCH = 2**13
+BYTES_PER_PLACE = 2**13
 """Bytes that this check takes from each place of the text."""
 
 
-class Encoded(NamedTuple):
-    """`Rows` of a batch. If `unfinished`, the next `Encoded` begins with the rest of the last document."""
+class EncodedBatch(NamedTuple):
+    """`Rows` of a batch. If `unfinished`, the next `EncodedBatch` begins with the rest of the last document."""
 
     ids: Int32[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
@@ -84,14 +84,14 @@ class Engine:
 
         `is_utf8` means that all documents are known to be UTF-8, so they are not checked again.
         """
-        if all(len(document) <= PART for document in documents):
+        if all(len(document) <= PART_BYTES for document in documents):
             return self._run([*documents], is_utf8)
         parts = [self._parts(document) for document in documents]
         ids, lengths = self._run([part for row in parts for part in row], is_utf8)
         first = np.cumsum([0, *map(len, parts[:-1])])
         return ids, np.add.reduceat(lengths, first)
 
-    def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[Encoded]:
+    def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[EncodedBatch]:
         """Yield the ids of each batch. If a batch is unfinished, the next one continues its last document."""
         rest = b""  # the bytes after the last cut of an unfinished document
         for texts, unfinished in batches:
@@ -104,9 +104,9 @@ class Engine:
                 size = self._last_cut(joined[-1], max(searched - LONGEST_LETTER, 0))
                 joined[-1], rest = joined[-1][:size], joined[-1][size:]
                 self._require_short(len(rest))
-            yield Encoded(*self.encode(joined), unfinished)
+            yield EncodedBatch(*self.encode(joined), unfinished)
 
-    def too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
+    def find_too_long(self, batches: Iterable[tuple[list[bytes], bool]]) -> set[int]:
         """Return the numbers of the documents that `stream` rejects, because they can only be encoded as a whole."""
         too_long, number, rest = set[int](), 0, b""
         for texts, unfinished in batches:
@@ -141,7 +141,7 @@ class Engine:
         """Split a document into parts with the same ids, or into one part if it is short or cannot be cut."""
         parts: list[bytes] = []
         begin = searched = 0  # there is no place to cut between `begin` and `searched`
-        while len(document) > (end := searched + PART):
+        while len(document) > (end := searched + PART_BYTES):
             place = self._last_cut(document, max(searched - LONGEST_LETTER, begin), end)
             if place > begin:
                 parts.append(document[begin:place])
@@ -158,11 +158,11 @@ class Engine:
         return 0 if self.why_not_cut else last_cut(text, begin, end)
 
     def _require_short(self, size: int) -> None:
-        if size > WHOLE:
+        if size > MAX_UNCUT_BYTES:
             why = self.why_not_cut or "it has no letter before white space"
             cause = f"a document has {size} bytes or more that can only be encoded as a whole, because {why}"
             remedy = Remedy("pass {} to split it into several documents, or {}", separator=..., skip_bad=True)
-            raise InputError(f"{cause}, expected at most {WHOLE}", remedy)
+            raise InputError(f"{cause}, expected at most {MAX_UNCUT_BYTES}", remedy)
 
 
 def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes]) -> Engine:
@@ -206,7 +206,7 @@ def _disagreement(engine: Engine, sample: Sequence[bytes]) -> str | None:
 class EngineOnDemand:
     """The fast engine of a tokenizer, for calls with much text. Any thread may call it.
 
-    The engine is chosen as in `prepare`, after `ENOUGH` bytes of text.
+    The engine is chosen as in `prepare`, after `CHOICE_BYTES` bytes of text.
     """
 
     is_forked: ClassVar[bool] = False
@@ -223,13 +223,13 @@ class EngineOnDemand:
         try:
             self._seen += size
             if self._engine is None:
-                if self._seen < ENOUGH:
+                if self._seen < CHOICE_BYTES:
                     return None
-                self._engine = choose_engine("auto", self._tokenizer, _stretches(texts))
+                self._engine = choose_engine("auto", self._tokenizer, _sample_texts(texts))
             if self._engine.name != "gigatoken":
                 return None
             documents = [text if isinstance(text, bytes) else _utf8(text) for text in texts]
-            if max(map(len, documents)) > WHOLE and self._engine.too_long([(documents, False)]):
+            if max(map(len, documents)) > MAX_UNCUT_BYTES and self._engine.find_too_long([(documents, False)]):
                 return None
             ids, lengths = self._engine.encode(documents, not any(isinstance(text, bytes) for text in texts))
         finally:
@@ -247,14 +247,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-def _stretches(texts: Sequence[str | bytes]) -> list[bytes]:
-    """Return about `CHECKED` characters or bytes of the texts, from evenly spaced places."""
-    step = max(sum(map(len, texts)) * STRETCH // CHECKED, STRETCH)
+def _sample_texts(texts: Sequence[str | bytes]) -> list[bytes]:
+    """Return about `CHECKED_BYTES` characters or bytes of the texts, from evenly spaced places."""
+    step = max(sum(map(len, texts)) * BYTES_PER_PLACE // CHECKED_BYTES, BYTES_PER_PLACE)
     pieces: list[bytes] = []
     place = 0
     for text in texts:
         while place < len(text):
-            piece = text[place : place + STRETCH]
+            piece = text[place : place + BYTES_PER_PLACE]
             pieces.append(piece if isinstance(piece, bytes) else _utf8(piece))
             place += step
         place -= len(text)

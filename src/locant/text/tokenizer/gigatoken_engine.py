@@ -12,8 +12,8 @@ These facts about gigatoken (version 0.10) decide how it is used here:
   around a character that is newer than Unicode 3.2 (2002), between the nearest cuts. Emoji and similar signs are
   exceptions.
 * It caches every word that it has seen, so its memory grows by up to twelve times the text. When it has grown
-  by `GROWTH`, it is discarded and built again, which takes a twentieth of a second. If the system does not report
-  memory, this happens after `UNSEEN` bytes of text.
+  by `MAX_GROWTH`, it is discarded and built again, which takes a twentieth of a second. If the system does not report
+  memory, this happens after `MAX_UNMEASURED` bytes of text.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from locant.text.tokenizer.tokenizer import Tokenizer
 Rows = tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]
 """The ids of all documents in one array, and the number of ids of each document."""
 
-GROWTH = 192 * 2**20
+MAX_GROWTH = 192 * 2**20
 """Bytes by which the memory of gigatoken may grow before it is built again."""
 
-UNSEEN = 16 * 2**20
+MAX_UNMEASURED = 16 * 2**20
 """Bytes of text after which gigatoken is built again if its growth is unknown.
 
 The growth is at most twelve times this number.
 """
 
-SPAN = 2**10
+MIN_SPAN = 2**10
 """The fewest bytes that `tokenizers` encodes around a character that gigatoken may read differently."""
 
-SCANNED = 2**18
+SCAN_BYTES = 2**18
 """Bytes that are searched for such characters at a time."""
 
-LEAST = 4 * 2**20
+MIN_BYTES = 4 * 2**20
 """The fewest bytes of text before gigatoken is built again, because other memory of the process may also grow."""
 
 # This class excludes letters, punctuation, currencies, arrows to dingbats except one, Chinese, and emoji. In any
@@ -77,7 +77,7 @@ _CHANGED_BY_NFC = re.compile(
 )
 
 # The pattern of cl100k_base in the spelling for `tokenizers`, and in the spelling for gigatoken.
-_SPELLED = {
+_GIGATOKEN_SPELLING = {
     ENCODINGS["cl100k_base"].pattern: (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
         r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -143,9 +143,9 @@ class GigatokenEngine:
         definition = tokenizer.plain_definition
         self._may_be_cut = why_not_cut(definition) is None
         composes = bool(normalizers(definition))
-        self._is_same = _stable() if composes else _long_known()
+        self._is_undisputed = _code_points_that_nfc_keeps() if composes else _undisputed_code_points()
         self._lowest = 0xCC if composes else 0xE0  # the first byte of U+0300 and U+0800
-        plain = {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
+        plain = {**definition, "normalizer": None, "pre_tokenizer": _respell(definition["pre_tokenizer"])}
         self._definition = json.dumps(plain, ensure_ascii=False)
         self._parallel = parallel
         self._resident = resident or resident_bytes
@@ -170,27 +170,30 @@ class GigatokenEngine:
 
     def _run_utf8(self, texts: list[bytes], joined: bytes) -> Rows:
         """Encode texts that are UTF-8. `joined` holds all of them, with one byte between two texts."""
-        places = self._strange_places(joined)
+        places = self._find_disputed_characters(joined)
         if not len(places):
             return self._run(texts)
         ends = np.cumsum([len(text) + 1 for text in texts])
         by_text = np.split(places, np.searchsorted(places, ends[:-1]))
         begins = [0, *ends[:-1].tolist()]
-        return self._run_apart(
-            [self._apart(*each) for each in zip(texts, map(np.subtract, by_text, begins), strict=True)]
+        return self._run_both_engines(
+            [self._split_between_engines(*each) for each in zip(texts, map(np.subtract, by_text, begins), strict=True)]
         )
 
-    def _strange_places(self, text: bytes) -> Int64[np.ndarray, " places"]:
-        """Return the offsets in UTF-8 of the characters on which versions of Unicode differ."""
+    def _find_disputed_characters(self, text: bytes) -> Int64[np.ndarray, " places"]:
+        """Return the offsets in UTF-8 of the characters that differ between versions of Unicode."""
         units = np.frombuffer(b"" if text.isascii() else text, dtype=np.uint8)
         strange = [np.empty(0, dtype=np.int64)]
-        for begin in range(0, len(units), SCANNED):
-            places = np.flatnonzero(units[begin : begin + SCANNED] >= self._lowest) + begin
-            strange.append(places[~self._is_same[_code_points(units, places)]])
+        for begin in range(0, len(units), SCAN_BYTES):
+            places = np.flatnonzero(units[begin : begin + SCAN_BYTES] >= self._lowest) + begin
+            strange.append(places[~self._is_undisputed[_code_points(units, places)]])
         return np.concatenate(strange)
 
-    def _apart(self, text: bytes, places: Int64[np.ndarray, " places"]) -> list[bytes]:
-        """Split a text into pieces whose ids are the ids of the text. Every second piece is for `tokenizers`."""
+    def _split_between_engines(self, text: bytes, places: Int64[np.ndarray, " places"]) -> list[bytes]:
+        """Split a text into pieces whose ids, joined, are the ids of the text.
+
+        Every second piece is for `tokenizers`.
+        """
         if not len(places):
             return [text]
         if not self._may_be_cut:
@@ -200,13 +203,13 @@ class GigatokenEngine:
         for place in places.tolist():
             if place >= done:
                 begin = max(last_cut(text, done, place), done)
-                end = first_cut(text, max(place, begin + SPAN))
+                end = first_cut(text, max(place, begin + MIN_SPAN))
                 pieces += [text[done:begin], text[begin:end]]
                 done = end
         return [*pieces, text[done:]]
 
-    def _run_apart(self, texts: list[list[bytes]]) -> Rows:
-        """Return the ids of texts that `_apart` has split."""
+    def _run_both_engines(self, texts: list[list[bytes]]) -> Rows:
+        """Return the ids of texts that `_split_between_engines` has split."""
         fast = iter(split_rows(*self._run([piece for pieces in texts for piece in pieces[::2]])))
         slow = iter(self._tokenizer.encode_by_reference([piece for pieces in texts for piece in pieces[1::2]]))
         rows = [[next(slow if place % 2 else fast) for place in range(len(pieces))] for pieces in texts]
@@ -216,33 +219,33 @@ class GigatokenEngine:
     def _run(self, texts: list[bytes]) -> Rows:
         library = self._library or self._build()
         before = self._resident()
-        with _refusals():
+        with _translate_errors():
             encoded = library.encode_batch(texts, parallel=self._parallel)
         if isinstance(encoded, list):
             raise KeyboardInterrupt  # the library swallows an interrupt that comes while it makes its array
         layout = encoded.layout
         offsets, ids = np.asarray(layout.offsets.data), np.asarray(layout.content.data)
-        self._account(before, ids.nbytes, sum(map(len, texts)))
+        self._count_growth(before, ids.nbytes, sum(map(len, texts)))
         return ids[offsets[0] : offsets[-1]].view(np.int32), np.diff(offsets)
 
     def _build(self) -> Any:  # an untyped package
         import gigatoken
 
-        with _refusals():
+        with _translate_errors():
             self._library = gigatoken.Tokenizer.from_json(self._definition)
         self._grown = self._seen = 0
         self.builds += 1
         return self._library
 
-    def _account(self, before: int | None, result: int, seen: int) -> None:
+    def _count_growth(self, before: int | None, result: int, seen: int) -> None:
         """Count the memory that a call added besides its result, and discard the library if it has grown too much."""
         after = self._resident()
         self._seen += seen
         if before is None or after is None:
-            full = self._seen >= UNSEEN
+            full = self._seen >= MAX_UNMEASURED
         else:
             self._grown += max(after - before - result, 0)
-            full = self._grown >= GROWTH and self._seen >= LEAST
+            full = self._grown >= MAX_GROWTH and self._seen >= MIN_BYTES
         if full:
             self._library = None
             # Return the memory to the system: the allocator of glibc would keep half of it after each build.
@@ -250,7 +253,7 @@ class GigatokenEngine:
                 libc.malloc_trim(0)
 
 
-def _refusals() -> AbstractContextManager[None]:
+def _translate_errors() -> AbstractContextManager[None]:
     kinds = ("RuntimeError", "ValueError", "PanicException")
     return library_errors("gigatoken fails", "engine='tokenizers'", kinds)
 
@@ -268,7 +271,7 @@ def _code_points(
 
 
 @functools.cache
-def _long_known() -> Bool[np.ndarray, " code_points"]:
+def _undisputed_code_points() -> Bool[np.ndarray, " code_points"]:
     """Return a mask of the code points whose category is the same in Unicode 3.2 and in all later versions."""
     is_known = np.zeros(sys.maxunicode + 1, dtype=bool)
     category = unicodedata.ucd_3_2_0.category
@@ -279,18 +282,18 @@ def _long_known() -> Bool[np.ndarray, " code_points"]:
 
 
 @functools.cache
-def _stable() -> Bool[np.ndarray, " code_points"]:
-    """Return a mask of the code points of `_long_known` that NFC does not change next to any other character."""
-    stable = _long_known().copy()
+def _code_points_that_nfc_keeps() -> Bool[np.ndarray, " code_points"]:
+    """Return a mask of the undisputed code points that NFC does not change next to any other character."""
+    stable = _undisputed_code_points().copy()
     stable[[match.start() for match in _CHANGED_BY_NFC.finditer("".join(map(chr, range(sys.maxunicode + 1))))]] = False
     return stable
 
 
-def _respelled(step: Definition) -> Definition:
+def _respell(step: Definition) -> Definition:
     if step["type"] == "Sequence":
-        return {**step, "pretokenizers": [_respelled(one) for one in step["pretokenizers"]]}
+        return {**step, "pretokenizers": [_respell(one) for one in step["pretokenizers"]]}
     pattern = step["pattern"].get("Regex") if step["type"] == "Split" else None
-    return {**step, "pattern": {"Regex": _SPELLED[pattern]}} if pattern in _SPELLED else step
+    return {**step, "pattern": {"Regex": _GIGATOKEN_SPELLING[pattern]}} if pattern in _GIGATOKEN_SPELLING else step
 
 
 def resident_bytes() -> int | None:

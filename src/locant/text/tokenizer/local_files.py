@@ -3,9 +3,9 @@
 A name such as ``gpt2`` or ``someone/something`` is looked up in the cache of the Hugging Face libraries, then in the
 cache of `tiktoken`, which keeps each of OpenAI's encodings under the SHA-1 of its address. This file holds ranks: the
 bytes of every token, in the order of the merges. A `tokenizer.json` holds merges instead. So each token is replaced by
-all pairs of tokens that it can be made of, which gives the same ids. Reading a file of ranks takes one second or a few.
-A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which `transformers`
-converts.
+all pairs of tokens of which it can be made, which gives the same ids. Reading a file of ranks takes one to a few
+seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which
+`transformers` converts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from urllib.request import getproxies
 
 from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
-from locant.extras import is_installed
+from locant.extras import is_installed, require
 from locant.files import FaultError, strict_json
+from locant.gguf_file import find_gguf, open_gguf
 from locant.text.reading import read_texts
 from locant.text.tokenizer.definition import (
     BYTE_SPELLING,
@@ -119,7 +120,7 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
                 ranks = {
                     token: rank for rank, token in enumerate([*(byte[letter] for letter in sorted(byte)), *longer])
                 }
-            else:  # each line has a token in base 64, and its rank
+            else:  # each line has a token in base 64 and its rank
                 pairs = (line.split() for line in data.splitlines() if line)
                 ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
             return _definition(ranks, encoding)
@@ -162,6 +163,7 @@ CONVERSION_ERRORS = (
     "TypeError",
     "ImportError",
 )
+GGUF_ERRORS = (*CONVERSION_ERRORS, "KeyError", "IndexError", "NotImplementedError", "Exception")
 REMEDY = Remedy(f"pass the path of a {FILE}, {{}}, or a tokenizer trained on your own text", download=True)
 
 TIMEOUT = 5.0
@@ -171,7 +173,7 @@ TIMEOUT = 5.0
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
 
 
-def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
+def find_tokenizer(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     """Return the text of a `tokenizer.json`, and the place where it was found."""
     if not isinstance(path_or_name, (str, Path)):
         raise InputError(f"got {short_repr(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
@@ -182,9 +184,13 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
                 return _from_gpt2(path)
             if (path / SENTENCEPIECE_FILE).is_file():
                 return _from_sentencepiece(path)
+            if (gguf := find_gguf(path)) is not None:
+                return _from_gguf(gguf)
             cause = f"got the folder {path}, which holds no {FILE}"
             remedy = f"pass the path of a {FILE}, or a folder with one, or with {' and '.join(GPT2_FILES)}"
             raise InputError(cause, remedy)
+        if path.is_file() and (gguf := find_gguf(path)) is not None:
+            return _from_gguf(gguf)
         if path.suffix == ".model" and path.is_file():
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copyfile(path, Path(folder) / SENTENCEPIECE_FILE)
@@ -239,8 +245,23 @@ def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, st
         return converted.backend_tokenizer.to_str(), str(path)
 
 
+def gguf_tokenizer(path: Path) -> Any:
+    """Return the tokenizer in a GGUF file, as `transformers` reads it."""
+    file = open_gguf(path)
+    if file.value("tokenizer.ggml.model") in (None, "none", "no_vocab") or not file.value("tokenizer.ggml.tokens"):
+        raise InputError(f"got {path} without a tokenizer", "convert the model again, together with its tokenizer")
+    transformers = require("transformers", "reading the tokenizer of a GGUF file")
+    remedy = f"use the model in safetensors, with its {FILE}"
+    with library_errors(f"transformers cannot read the tokenizer of {path}", remedy, GGUF_ERRORS):
+        return transformers.AutoTokenizer.from_pretrained(**file.pretrained_arguments, trust_remote_code=False)
+
+
+def _from_gguf(path: Path) -> tuple[str, str]:
+    return gguf_tokenizer(path).backend_tokenizer.to_str(), str(path)
+
+
 def _in_hub_cache(name: str) -> Path | None:
-    """Return the cached file of revision `main`, or of the only revision if `main` was never fetched."""
+    """Return the cached file of the revision `main`, or of the only revision if `main` was never downloaded."""
     from huggingface_hub import constants, try_to_load_from_cache  # it costs 0.25 s
     from huggingface_hub.file_download import repo_folder_name
 

@@ -29,18 +29,21 @@ import tokenizers
 from jaxtyping import Int, Integer
 
 from locant.arguments import entries, short_repr, whole
-from locant.errors import InputError, RangeError, ShapeError
+from locant.errors import InputError, RangeError, Remedy, ShapeError
 from locant.files import write_whole
 from locant.text.reading import read_texts, well_formed
 from locant.text.tokenizer import definition as definitions
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, library_errors
-from locant.text.tokenizer.local_files import find
+from locant.text.tokenizer.local_files import find_tokenizer
 
 if TYPE_CHECKING:
     from locant.text.tokenizer.engine import EngineOnDemand
 
-NAME_OF_A_TEXT = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
-"""Texts without white space that end like a file name. Even if there is no such file, nobody means them as text."""
+TEXT_FILE_NAME = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
+"""The pattern of texts without white space that end like a file name.
+
+Even if there is no such file, they are not meant as text.
+"""
 
 LARGE = 4096
 """A call with at least this many characters or bytes of text may use the fast engine."""
@@ -112,7 +115,7 @@ class Tokenizer:
         self.byte_level: bool = self._bytes_of is not None
         """Whether the tokenizer is a BPE over bytes, so that the bytes of every id are known."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
-        """Whether every byte of a text is its own id."""
+        """Whether the id of every byte of a text is the byte itself."""
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -154,7 +157,7 @@ class Tokenizer:
         """
         names = _special_names(special_tokens)
         least = 256 + len(names)
-        remedy = f"vocab_size={least}: the 256 bytes and the special tokens"
+        remedy = Remedy("{}: the 256 bytes and the special tokens", vocab_size=least)
         size = whole("vocab_size", vocab_size, least, LARGEST_VOCABULARY, remedy=remedy)
         texts = _texts_to_learn(texts_or_paths)
         library = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -232,7 +235,7 @@ class Tokenizer:
         Raises:
             InputError: there is no such tokenizer (the error lists ways to get one), or the file is not a tokenizer.
         """
-        return cls.from_json(*find(path_or_name, download=download))
+        return cls.from_json(*find_tokenizer(path_or_name, download=download))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the given text") -> Tokenizer:
@@ -395,7 +398,7 @@ class Tokenizer:
     @functools.cached_property
     def plain_definition(self) -> dict[str, Any]:
         """The definition of a tokenizer that gives every text the same ids and has no special tokens."""
-        return definitions.without(self._canonical, self.special_tokens.keys())
+        return definitions.hide_tokens(self._canonical, self.special_tokens.keys())
 
     def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
         """Return the library's tokenizer without the special tokens that are not allowed."""
@@ -407,7 +410,7 @@ class Tokenizer:
             raise InputError(cause, f"use some of: {names}")
         if allowed not in self._encoders:
             hidden = self.special_tokens.keys() - allowed
-            plain = definitions.without(self._canonical, hidden) if allowed else self.plain_definition
+            plain = definitions.hide_tokens(self._canonical, hidden) if allowed else self.plain_definition
             self._encoders[allowed] = tokenizers.Tokenizer.from_str(json.dumps(plain))
         return self._encoders[allowed]
 
@@ -509,6 +512,6 @@ def _text_to_learn(text_or_path: str | Path) -> str:
     # A short text that is also the name of a file most likely means the file. Longer texts cannot be names.
     if 0 < len(text.encode()) < 256 and Path(text).is_file():
         raise InputError(f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r})")
-    if re.fullmatch(NAME_OF_A_TEXT, text):
+    if re.fullmatch(TEXT_FILE_NAME, text):
         raise InputError(f"got the text {text!r}, which looks like the name of a file", f"pathlib.Path({text!r})")
     return text

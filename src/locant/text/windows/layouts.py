@@ -6,16 +6,17 @@ stored.
 
 Packed rows hold several documents, each with its own positions, and as few empty slots as possible. A document is cut
 into pieces. Only the last piece may be shorter than a row. Pieces are assigned to rows by best fit decreasing: the
-longest first, each to the row that it fills up most. Pieces of one size are placed together, so the work grows with the
-number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of the corpus. Rows are
-in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on average (log-normal)
-take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one window per document,
-70 of 100 slots stay empty.
+longest piece first, and each piece to the row that it fills up most. Pieces of one size are placed together, so the
+work grows with the number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of
+the corpus. Rows are in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on
+average (log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one
+window per document, 70 of 100 slots stay empty.
 
-A data loader reads a whole batch from `Windows` by one call, and passes it to its ``collate_fn`` as a sequence of
+A data loader reads a whole batch from `Windows` with one call, and passes it to its ``collate_fn`` as a sequence of
 windows, `BatchOfWindows`. `collate` returns the batch itself, so no window is made. A plain `DataLoader` uses
 `torch.utils.data.default_collate`, which looks up the type of the first window in a table. So windows have a special
-type with an entry in that table, and so does `Positions`. Any other function gets windows, which are made on access.
+type with an entry in that table, and so does `Positions`. Any other ``collate_fn`` gets windows, which are made on
+access.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from locant.errors import InputError
 from locant.positions import Positions
 from locant.positions.documents import PADDING
-from locant.text.windows.tokens import Tokens, gather, one_axis, places, require_ids
+from locant.text.windows.tokens import Tokens, gather, places, require_ids, to_one_axis
 
 IGNORED_TARGET = -100
 """The value of `targets` in empty slots. It is the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -70,7 +71,7 @@ class _Window(dict[str, Any]):
 
 
 class BatchOfWindows(Sequence[Any]):
-    """The windows of a batch that was read by one call. ``windows["ids"]`` is a field of the whole batch.
+    """The windows of a batch that was read with one call. ``windows["ids"]`` is a field of the whole batch.
 
     A window is a dict, or a pair ``(inputs, targets)``, and is made on access. Its tensors are views of the batch.
 
@@ -190,7 +191,7 @@ class DocumentWindows:
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch | None:
-        """Read windows of one document by one native call, or return ``None`` if a window is missing or not full."""
+        """Read full windows of a single document with one native call. Return ``None`` if this is not possible."""
         if len(self.offsets) > 2:
             return None
         rows = gather(tokens.memory, windows, None, self.length, step=self.stride)
@@ -245,7 +246,7 @@ class DocumentWindows:
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
     """Check and return the offsets of the documents: the start of each document, and the end."""
-    offsets = one_axis("documents", documents)
+    offsets = to_one_axis("documents", documents)
     # Checked before anything is subtracted or narrowed, because differences of unsigned integers wrap around.
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != size or (offsets[1:] < offsets[:-1]).any():
         ends = f"{len(offsets)} offsets" + (f" from {offsets[0]} to {offsets[-1]}" if len(offsets) else "")
@@ -331,7 +332,7 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray
 
 
 class _Room:
-    """Rows that are not full, grouped by the room that is left in them, and the number of opened rows."""
+    """Rows that are not full, grouped by their remaining room, and the number of opened rows."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -340,7 +341,7 @@ class _Room:
         self.opened = 0
 
     def take(self, size: int, pieces: int) -> tuple[int, Int[np.ndarray, " rows"]]:
-        """Return the smallest sufficient room, and rows with this room, but not more rows than the pieces need."""
+        """Return the smallest sufficient room, and rows with this room, but at most as many rows as the pieces need."""
         place = bisect_left(self._lefts, size)
         if place == len(self._lefts):
             needed = -(-pieces // (self._capacity // size))

@@ -2,14 +2,15 @@
 
 An epoch is one order of all windows. A step takes the next ``batch_size * world_size`` windows, and each rank takes its
 part of them. So after each step, all ranks together have seen the windows before one place of the order, for any number
-of ranks and any batch size. The last step divides the remaining windows evenly. If they are fewer than the ranks, some
-ranks have one batch less. With `drop_last` no rank has this step.
+of ranks and any batch size. The last step divides the remaining windows evenly. If there are fewer windows than ranks,
+some ranks have one batch less. With `drop_last` no rank has this step.
 
-The state of a loader holds the epoch, and the number of its windows that all ranks together have returned to their
-callers. Batches that workers have prefetched do not count. After `load_state_dict` the next iteration continues at this
-place. So every window of an epoch is returned exactly once, even after many interruptions and with other ranks, workers
-and batch sizes. The windows and their order must be the same. If the last step has fewer windows than ranks, the state
-of a rank without a batch is a step behind until its iteration ends. So save a state after the loop, or use `drop_last`.
+The state of a loader holds the epoch, and the number of windows of the epoch that all ranks together have returned to
+their callers. Batches that workers have prefetched do not count. After `load_state_dict` the next iteration continues
+at this place. So every window of an epoch is returned exactly once, even after many interruptions and with other ranks,
+workers and batch sizes. The windows and their order must be the same. If the last step has fewer windows than ranks,
+the state of a rank without a batch is a step behind until its iteration ends. So save a state after the loop, or use
+`drop_last`.
 
 Every iteration is an epoch with its own order. Breaking out of an iteration skips the rest of its epoch. There is only
 one state, so only one iteration can be active. An earlier iteration raises an error on its next batch.
@@ -38,20 +39,30 @@ from locant.errors import InputError
 from locant.text.windows.layouts import collate
 
 BLOCK = 16_384  # windows whose places are computed together
-LISTED = 2**16  # smaller orders are stored as lists
+MAX_LISTED = 2**16  # smaller orders are stored as lists
 ROUNDS = 6  # even, so that each digit ends in its original place
-HALF = np.uint64(32)
+HALF_BITS = np.uint64(32)
 Numbers = UInt64[np.ndarray, " n"]
 
 VERSION = 1  # of the state
 
-OURS = ("self", "dataset", "batch_size", "batch_sampler", "sampler", "collate_fn", "generator", "shuffle", "drop_last")
+OWN_OPTIONS = (
+    "self",
+    "dataset",
+    "batch_size",
+    "batch_sampler",
+    "sampler",
+    "collate_fn",
+    "generator",
+    "shuffle",
+    "drop_last",
+)
 """Options of a `DataLoader` that the loader sets itself."""
 
 WORKER_DEFAULTS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 """Options that have no meaning without workers, and their values in this case."""
 
-LONGEST = 2_147_483  # the longest wait in seconds, because systems count milliseconds in 32 bits
+MAX_TIMEOUT = 2_147_483  # the longest wait in seconds, because systems count milliseconds in 32 bits
 
 OWN_LOADER = "DataLoader(windows, ...) with BatchSampler"
 
@@ -119,7 +130,7 @@ class BatchSampler:
         )
         self.epoch = epoch
 
-    def reached(self, steps: int) -> int:
+    def windows_after(self, steps: int) -> int:
         """Return the number of windows of the epoch that all ranks together have seen `steps` steps after `start`."""
         return min(self.start + steps * self.step_size, self.num_windows)
 
@@ -171,7 +182,7 @@ class Permutation:
         self._low = np.uint64(max(math.isqrt(n), 1))
         self._high = np.uint64(-(-n // int(self._low)))
         self._list = None
-        if n < LISTED:
+        if n < MAX_LISTED:
             mixed = _mix(np.arange(n, dtype=np.uint64), self._keys[0])
             self._list = np.argsort(_mix(mixed, self._keys[1]), kind="stable")
 
@@ -197,9 +208,9 @@ class Permutation:
 
 def _shift(digit: Numbers, size: np.uint64, by: Numbers) -> Numbers:
     """Add a number below `size` to the digit, modulo `size`. The upper 32 bits of `by` choose this number."""
-    by >>= HALF
+    by >>= HALF_BITS
     by *= size
-    by >>= HALF
+    by >>= HALF_BITS
     by += digit
     return np.minimum(by, by - size, out=by)  # if `by` is below `size`, the difference wraps around and is huge
 
@@ -208,9 +219,9 @@ def _mix(x: Numbers, key: np.uint64) -> Numbers:
     """Return 64 bits that all depend on all bits of `x` and the key, by two rounds of multiplying and folding."""
     x = x ^ key
     x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> HALF
+    x ^= x >> HALF_BITS
     x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> HALF
+    x ^= x >> HALF_BITS
     return x
 
 
@@ -226,7 +237,7 @@ class Loader:
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # typed as lists, but arrays work, too
             collate_fn=collate,
             generator=torch.Generator().manual_seed(self._sampler.seed % 2**63),
-            **_checked_options(options),
+            **_check_options(options),
         )
         self._seen = 0
         self._begun = False
@@ -265,7 +276,7 @@ class Loader:
         missing = [name for name in (*identity, "epoch", "windows_seen") if name not in state]
         if missing:
             raise InputError(f"got a state without {', '.join(missing)}", "pass a result of Loader.state_dict()")
-        if other := [name for name in identity if not _is(state[name], identity[name])]:
+        if other := [name for name in identity if not _equals(state[name], identity[name])]:
             got, expected = (
                 ", ".join(f"{name} {short_repr(facts[name])}" for name in other) for facts in (state, identity)
             )
@@ -292,7 +303,7 @@ class Loader:
         """Yield the batches. A batch is counted before it is used, so a state that is taken meanwhile includes it."""
         self._require_current(run)
         for number, batch in enumerate(batches, start=1):
-            self._seen = self._sampler.reached(number)
+            self._seen = self._sampler.windows_after(number)
             yield batch
             self._require_current(run)
         if not self._sampler.drop_last:
@@ -308,17 +319,17 @@ class Loader:
             raise InputError(cause, "use one loader for each iteration")
 
 
-def _is(value: Any, expected: str | int) -> bool:
+def _equals(value: Any, expected: str | int) -> bool:
     """Return True if the value is this text or number, which saving may have converted to an array of one number."""
     plain = value.item() if isinstance(value, (np.ndarray, np.generic, Tensor)) and value.ndim == 0 else value
     return isinstance(plain, (str, int)) and plain == expected
 
 
-def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check and return the options of a data loader, whose own errors have no remedy."""
-    if reserved := [name for name in OURS if name in options]:
+    if reserved := [name for name in OWN_OPTIONS if name in options]:
         raise InputError(f"got {', '.join(reserved)}, which the loader makes itself", f"use {OWN_LOADER}")
-    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OURS]
+    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OWN_OPTIONS]
     for name in options:
         if name not in names:
             close = difflib.get_close_matches(name, [*inspect.signature(BatchSampler).parameters, *names], n=1)
@@ -336,7 +347,7 @@ def _check_option(name: str, value: Any) -> Any:
     if name == "num_workers":
         return whole(name, value, 0, 4096, remedy="pass num_workers=0, or one or two for each training process")
     if name == "timeout":
-        return real(name, value, low=0, high=LONGEST, remedy="pass timeout=0 to wait without a limit")
+        return real(name, value, low=0, high=MAX_TIMEOUT, remedy="pass timeout=0 to wait without a limit")
     if name in ("pin_memory", "persistent_workers"):
         return flag(name, value)
     if name == "in_order" and not flag(name, value):

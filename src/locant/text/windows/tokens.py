@@ -131,7 +131,7 @@ class ArrayTokens:
 
 
 class StoreTokens:
-    """The ids of a store. Its shards are mapped side by side if possible. Otherwise each slice is read by a call."""
+    """The ids of a store. Its shards are mapped side by side if possible. Otherwise each slice is read separately."""
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
@@ -187,11 +187,11 @@ Tokens = ArrayTokens | StoreTokens
 
 
 def tokens_of(source: Any) -> Tokens:
-    """Return the tokens of a store, an array, a tensor or a list, which must have at least two."""
+    """Return the tokens of a store, an array, a tensor or a list. It must have at least two tokens."""
     if isinstance(source, TokenStore):
         tokens = StoreTokens(source)
     else:
-        tokens = ArrayTokens(one_axis("ids", source))
+        tokens = ArrayTokens(to_one_axis("ids", source))
         if isinstance(source, (list, tuple)):
             require_ids(tokens.ids)  # it is in memory; arrays that may be on disk are checked when they are read
     if len(tokens) < 2:
@@ -199,7 +199,7 @@ def tokens_of(source: Any) -> Tokens:
     return tokens
 
 
-def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
+def to_one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
     """Return an array with one axis of integers. It shares the memory of arrays and of tensors on the host."""
     remedy = "pass the array that Tokenizer.encode returns" if name == "ids" else "pass a list of offsets"
     if isinstance(values, Tensor):
@@ -220,7 +220,7 @@ def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
 
 
 def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
-    """Return ``start, start + 1, ...`` with `size` numbers for each start, one range after the other."""
+    """Return the range ``start, ..., start + size - 1`` for each start and size, one range after the other."""
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 
 

@@ -4,8 +4,8 @@ A window holds `length` inputs, and for each input its target, the next id. If `
 text, ``ids[1:]``, is in exactly one window. The last window is padded on the right. In padding the target is -100
 (which `torch.nn.functional.cross_entropy` ignores), the input is `pad_id`, and the position is padding (document -1).
 
-No window is made in advance. Building `Windows` costs nothing per token, a memory-mapped array stays on disk, and ids
-are widened to int64 only when they are read.
+No window is made in advance. Building `Windows` has no cost per token, a memory-mapped array stays on disk, and ids are
+widened to int64 only when they are read.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class Windows(Dataset[Any]):
             batch_size: number of windows per batch and rank.
             shuffle: shuffle the windows in each epoch. If False, they are in the order of the text.
             seed: seed of the orders.
-            rank, world_size: the part of every step for this process. Default: the values of `torch.distributed` if it
-                is initialised, else everything.
+            rank, world_size: the part of every step that this process gets. Default: the values of `torch.distributed`
+                if it is initialised. Otherwise the process gets everything.
             drop_last: drop the last step if it is incomplete, so that all ranks have the same number of equal batches.
             options: options of `torch.utils.data.DataLoader`: ``num_workers``, ``pin_memory``, ``prefetch_factor`` ...
                 Batches always come in order, because a state counts them.

@@ -36,7 +36,7 @@ __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_f
 LLM_C = {20240520: "<u2", 20240801: "<u4"}
 """The first int32 in files of llm.c and modded-nanogpt, and the dtype of the tokens after the header.
 
-The first number is for GPT-2, and the second for Llama 3.
+The first entry is for GPT-2, and the second entry is for Llama 3.
 """
 LLM_C_EVALUATION = 20240522
 LLM_C_HEADER = 1024
@@ -73,7 +73,7 @@ class MegatronFormat(StoreFormat):
     def _require_covered(self, index: Index) -> None:
         counted, tokens, path = int(index.sequences.sum(dtype=np.int64)), int(self.tokens[0]), self.files[0]
         if counted != tokens:
-            raise InputError(f"{path} has {tokens} tokens, but {self._idx} counts {counted}", base.fresh(path))
+            raise InputError(f"{path} has {tokens} tokens, but {self._idx} counts {counted}", base.damage_remedy(path))
 
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
@@ -123,7 +123,7 @@ class NanogptFormat(StoreFormat):
         for file, count in zip(files, self.tokens.tolist(), strict=True):
             stated = int.from_bytes(base.head_of(file)[8:12], "little")
             if stated != count:
-                raise InputError(f"{file} has {count} tokens, but its header states {stated}", base.fresh(file))
+                raise InputError(f"{file} has {count} tokens, but its header states {stated}", base.damage_remedy(file))
 
     @staticmethod
     def _magic(file: Path) -> int | None:
@@ -170,7 +170,7 @@ class DatatroveFormat(StoreFormat):
         path, tokens = f"{self.files[shard]}.index", int(self.tokens[shard])
         if self.end_of_text is not None and not os.path.exists(path):  # noqa: PTH110
             return super().offsets(shard)
-        remedy = base.fresh(path)
+        remedy = base.damage_remedy(path)
         size = base.require_file(path, "pass end_of_text=, the id after each document")
         ends = np.frombuffer(base.read_file(path, size, remedy), "<u8", size // 8)
         covers = int(ends[-1]) == tokens if len(ends) else not tokens

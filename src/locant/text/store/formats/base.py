@@ -24,11 +24,14 @@ HEAD = 4096
 BLOCK = 1 << 20
 """The number of tokens that are held at a time."""
 
-CHECKED = 1 << 19
+IDS_AT_A_TIME = 1 << 19
 """The number of ids that are checked, narrowed, hashed and written at a time. They fit into the cache of a core."""
 
 SMALL_VOCABULARY = 65_500
-"""From this size on, Megatron-LM uses four bytes per token. The last ids below 2**16 stay free for its padding."""
+"""The vocabulary size from which Megatron-LM uses four bytes per token.
+
+The last ids below 2**16 stay free for padding.
+"""
 
 MAX_SIZE = 2**63 - 1
 """The upper limit of sizes of files, and of counts in files."""
@@ -144,7 +147,7 @@ class StoreFormat:
     def verify(self) -> None:
         """Read everything, and raise `InputError` if anything is wrong."""
         for shard in range(len(self.files)):
-            self.check(shard, fresh(self.files[shard]))
+            self.check(shard, damage_remedy(self.files[shard]))
 
     def check(self, shard: int, remedy: str) -> str:
         """Check the size and the ids of the file of a shard, in constant memory, and return its SHA-256."""
@@ -256,8 +259,8 @@ def _unknown_id(ids: np.ndarray, vocab_size: int | None, place: int) -> str:
     unsigned = ids.view(ids.dtype.str.replace("i", "u"))
     dtype_size = int(np.iinfo(ids.dtype).max) + 1
     size = vocab_size or dtype_size
-    for first in range(0, len(ids), CHECKED):
-        block = unsigned[first : first + CHECKED]
+    for first in range(0, len(ids), IDS_AT_A_TIME):
+        block = unsigned[first : first + IDS_AT_A_TIME]
         if int(block.max()) >= min(size, dtype_size):
             at = first + int(np.argmax(block >= min(size, dtype_size)))
             return f"id {ids[at]} at place {place + at}, expected ids within 0..{size - 1}"
@@ -312,7 +315,7 @@ def head_of(path: str | Path) -> bytes:
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read(HEAD)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", fresh(path)) from None
+        raise InputError(f"cannot read {path}: {error.strerror}", damage_remedy(path)) from None
 
 
 def _fill(view: memoryview, path: str, at: int) -> None:
@@ -324,7 +327,7 @@ def _fill(view: memoryview, path: str, at: int) -> None:
             while view:
                 count = os.preadv(handle, [view], at) if hasattr(os, "preadv") else _copy(handle, view, at)
                 if not count:
-                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", fresh(path))
+                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", damage_remedy(path))
                 view, at = view[count:], at + count
         finally:
             os.close(handle)
@@ -333,7 +336,7 @@ def _fill(view: memoryview, path: str, at: int) -> None:
 
 
 def _copy(handle: int, view: memoryview, at: int) -> int:
-    """Read as `os.preadv` does, which Windows lacks, but with a copy."""
+    """Read like `os.preadv`, which Windows lacks, but with a copy."""
     os.lseek(handle, at, os.SEEK_SET)
     data = os.read(handle, len(view))
     view[: len(data)] = data
@@ -341,7 +344,7 @@ def _copy(handle: int, view: memoryview, at: int) -> int:
 
 
 def _count(path: str, dtype: np.dtype, header: int) -> int:
-    size = require_file(path, fresh(path))
+    size = require_file(path, damage_remedy(path))
     if size < header or (size - header) % dtype.itemsize:
         cause = f"{path} has {size} bytes, which is not a whole number of {dtype.name} tokens"
         raise InputError(cause, "pass another dtype")
@@ -354,7 +357,7 @@ def require(holds: object, fault: str) -> None:
         raise FaultError(fault)
 
 
-def fresh(path: str | Path) -> str:
+def damage_remedy(path: str | Path) -> str:
     """Return the remedy for a damaged file."""
     return f"get a fresh copy of {path}"
 

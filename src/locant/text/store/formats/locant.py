@@ -4,8 +4,8 @@
 field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``. Their spelling is fixed,
 and is checked before anything is parsed, so a changed or missing byte is always found. The shards are a table of
 columns, because a table of rows takes several times as long to read. The manifest does not contain file names. They are
-made from numbers, so no manifest can point outside its folder. The sources, which are most of the text if a store was
-made from many files, are hashed with the rest, but parsed only on first use.
+made from numbers, so no manifest can point outside its folder. If a store was made from many files, most of the
+manifest is the list of sources. It is hashed with the rest, but parsed only on first use.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from locant.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 VERSION = 1
-LARGEST = 1 << 30
-"""The largest size of a manifest in bytes. Ten million files of input need more."""
+MAX_MANIFEST_BYTES = 1 << 30
+"""The largest size of a manifest in bytes. Ten million input files would need more."""
 
 HEAD = re.compile(rb'\{\n "schema": "locant token store",\n "version": (\d{1,9}),\n')
 TAIL = re.compile(rb',\n "sha256": "([0-9a-f]{64})",\n "complete": true\n\}\n')
 TAIL_SIZE = len(',\n "sha256": "",\n "complete": true\n}\n') + 64
 SOURCES, BEHIND_SOURCES = b'\n "sources": ', b',\n "shards": '
 """The bytes before and after the sources. Texts in JSON have no line feed, so only fields of the manifest match."""
-AGAIN = "prepare the store again, or get a fresh copy of it"
+REMEDY = "prepare the store again, or get a fresh copy of it"
 
 SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
 HEX = "0123456789abcdef"
@@ -82,7 +82,7 @@ class Manifest:
         """The sources of the texts, which are read on first use."""
         content = _content(self.path.parent)
         with _naming(self.path):
-            if _intact(content) != self.sha256:
+            if _require_intact(content) != self.sha256:
                 raise InputError(f"{self.path} was rewritten after it was opened", "open it again")
             return _sources(strict_json(content, "it"))
 
@@ -94,7 +94,7 @@ def read_manifest(folder: Path) -> Manifest:
     is_ours = 0 <= begin < end  # else another program wrote it, and all of it is parsed
     without_sources = content[: begin + len(SOURCES)] + b"[]" + content[end:] if is_ours else content
     with _naming(path):
-        digest = _intact(content)
+        digest = _require_intact(content)
         return _manifest(strict_json(without_sources, "it"), digest, path)
 
 
@@ -103,7 +103,7 @@ def _naming(path: Path) -> Generator[None]:
     try:
         yield
     except FaultError as fault:
-        raise InputError(f"{path} is not an intact manifest of a store: {fault}", AGAIN) from None
+        raise InputError(f"{path} is not an intact manifest of a store: {fault}", REMEDY) from None
 
 
 def _content(folder: Path) -> bytes:
@@ -121,18 +121,20 @@ def _content(folder: Path) -> bytes:
                 format=...,
             ),
         )
-    size = base.require_file(path, AGAIN)
+    size = base.require_file(path, REMEDY)
     _require_readable(size, path)
-    return base.read_file(path, size, AGAIN)
+    return base.read_file(path, size, REMEDY)
 
 
 def _require_readable(size: int, path: Path) -> None:
     """Raise `InputError` for a manifest that is too large to be read, before it is read or written."""
-    if size > LARGEST:
-        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "use a store of fewer and larger files")
+    if size > MAX_MANIFEST_BYTES:
+        raise InputError(
+            f"{path} has {size} bytes, more than {MAX_MANIFEST_BYTES}", "use a store of fewer and larger files"
+        )
 
 
-def _intact(content: bytes) -> str:
+def _require_intact(content: bytes) -> str:
     """Return the SHA-256 at the end of a manifest. Raise an error unless the content has this hash."""
     head = HEAD.match(content)
     if not head:
@@ -272,7 +274,7 @@ def write_manifest(
     path = folder / MANIFEST
     _require_readable(len(content), path)
     with _naming(path):  # a manifest that cannot be read is not written
-        manifest = _manifest(strict_json(content, "it"), _intact(content), path)
+        manifest = _manifest(strict_json(content, "it"), _require_intact(content), path)
     if path.exists():
         if path.read_bytes() == content:
             return
@@ -305,9 +307,9 @@ def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
         for name, size in sizes.items():
             status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # a `Path` for each of 20 000 files would take longer
             if status.st_size != size or not stat.S_ISREG(status.st_mode):
-                raise InputError(f"{folder / name} has {status.st_size} bytes, expected {size}", AGAIN)
+                raise InputError(f"{folder / name} has {status.st_size} bytes, expected {size}", REMEDY)
     except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}", AGAIN) from None
+        raise InputError(f"cannot read {error.filename}: {error.strerror}", REMEDY) from None
 
 
 class LocantFormat(StoreFormat):
@@ -342,17 +344,17 @@ class LocantFormat(StoreFormat):
         offsets = index.offsets
         fits = len(index.sequences) == documents == len(index.documents) - 1 and index.dtype == self.dtype
         if not fits or int(offsets[-1]) != int(self.tokens[shard]) or (np.diff(index.documents) != 1).any():
-            raise InputError(f"{path} is not the index of its shard", AGAIN)
+            raise InputError(f"{path} is not the index of its shard", REMEDY)
         return offsets
 
     def load_tokenizer(self) -> Tokenizer:
         record, path = self.manifest.tokenizer, self._folder / TOKENIZER
-        content = base.read_file(path, record.size, AGAIN)
+        content = base.read_file(path, record.size, REMEDY)
         _require_hash(path, base.sha256_of(content), record.sha256)
         tokenizer = Tokenizer.from_json(content.decode(errors="replace"), str(path))
         facts = (tokenizer.fingerprint, tokenizer.vocab_size)
         if facts != (self.manifest.tokenizer_fingerprint, self.vocab_size):
-            raise InputError(f"{path} is not the tokenizer that {MANIFEST} names", AGAIN)
+            raise InputError(f"{path} is not the tokenizer that {MANIFEST} names", REMEDY)
         return tokenizer
 
     def verify(self) -> None:
@@ -361,9 +363,9 @@ class LocantFormat(StoreFormat):
         _ = self.manifest.sources  # the only part that was not read before
         self.load_tokenizer()
         for shard, path in enumerate(self.files):
-            _require_hash(path, self.check(shard, AGAIN), self.manifest.bin_sha256[shard])
+            _require_hash(path, self.check(shard, REMEDY), self.manifest.bin_sha256[shard])
             index, size = f"{path.removesuffix('.bin')}.idx", index_size(int(self.manifest.documents[shard]))
-            _require_hash(index, base.sha256_of(base.read_file(index, size, AGAIN)), self.manifest.idx_sha256[shard])
+            _require_hash(index, base.sha256_of(base.read_file(index, size, REMEDY)), self.manifest.idx_sha256[shard])
             self.offsets(shard)
 
     @classmethod
@@ -377,7 +379,7 @@ class LocantFormat(StoreFormat):
                     writer.append(ids, lengths, continues=continues)
                 records.append(writer.close())
             size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
-            sources.append({"path": path, "size": size, "sha256": store.check(shard, base.fresh(path))})
+            sources.append({"path": path, "size": size, "sha256": store.check(shard, base.damage_remedy(path))})
         write_manifest(
             folder,
             shards=records,
@@ -391,4 +393,4 @@ class LocantFormat(StoreFormat):
 
 def _require_hash(path: str | Path, actual: str, expected: str) -> None:
     if actual != expected:
-        raise InputError(f"{path} was changed after it was written: its SHA-256 has changed", AGAIN)
+        raise InputError(f"{path} was changed after it was written: its SHA-256 has changed", REMEDY)

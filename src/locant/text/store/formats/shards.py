@@ -27,8 +27,8 @@ from locant.arguments import short_repr
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import FaultError, NewFile
 from locant.text.store.formats.base import (
-    CHECKED,
-    fresh,
+    IDS_AT_A_TIME,
+    damage_remedy,
     read_file,
     require,
     require_file,
@@ -41,8 +41,8 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Megatron-LM's codes of integer dtypes (6 and 7 are floating point)."""
-CODE_OF = {np.dtype(name): code for code, name in CODES.items()}
-LONGEST = 2**31 - 1
+DTYPE_CODES = {np.dtype(name): code for code, name in CODES.items()}
+MAX_LENGTH = 2**31 - 1
 LENGTHS = 1 << 17
 """The number of document lengths that are in memory at a time."""
 
@@ -74,13 +74,16 @@ class ShardRecord:
 
 
 def index_size(documents: int) -> int:
-    """Return the size in bytes of an index of documents of one sequence each."""
+    """Return the size in bytes of an index in which each document is one sequence."""
     return HEADER.size + 12 * documents + 8 * (documents + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The number of tokens of each sequence, and the sequence at which each document begins, with the end."""
+    """The number of tokens of each sequence, and the sequence at which each document begins.
+
+    The end is the last entry.
+    """
 
     dtype: np.dtype
     sequences: Int[np.ndarray, " sequences"]
@@ -94,7 +97,7 @@ class Index:
 
 def read_index(path: str | Path) -> Index:
     """Read an index. Raise `InputError` if it is not an index, or contradicts itself."""
-    remedy = fresh(path)
+    remedy = damage_remedy(path)
     size = require_file(path, remedy)
     try:
         require(size >= index_size(0), f"it has {size} bytes, fewer than an empty one")
@@ -131,7 +134,10 @@ def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
 
 
 class IndexWriter:
-    """Write an index in constant memory. Lengths are written at once, and the rest is computed from them later."""
+    """Write an index in constant memory.
+
+    Lengths are written immediately, and the rest is computed from them at the end.
+    """
 
     def __init__(self, file: NewFile, dtype: np.dtype) -> None:
         self.documents = 0
@@ -152,8 +158,8 @@ class IndexWriter:
             numbers[0] += self._last[0]
         else:
             numbers = np.concatenate([self._last, numbers])
-        if (longest := int(numbers.max())) > LONGEST:
-            cause = f"got a document of {longest} tokens, more than an index can hold ({LONGEST})"
+        if (longest := int(numbers.max())) > MAX_LENGTH:
+            cause = f"got a document of {longest} tokens, more than an index can hold ({MAX_LENGTH})"
             raise RangeError(cause, "use a separator that cuts it into shorter documents")
         self._append(numbers[:-1], "<i4")
         self._last = numbers[-1:]
@@ -162,7 +168,7 @@ class IndexWriter:
     def finish(self) -> str:
         """Write the rest of the index, and return the SHA-256 of the whole file."""
         self._append(self._last, "<i4")
-        header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
+        header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self._dtype], self.documents, self.documents + 1)
         self._file.overwrite(header, at=0)
         digest = hashlib.sha256(header)
         for lengths in self._blocks():
@@ -242,8 +248,8 @@ class ShardWriter:
         require_known(ids, self._vocab_size, self.tokens)
         self._index.append(lengths, continues=continues)
         self.tokens += len(ids)
-        for first in range(0, len(ids), CHECKED):
-            data = np.ascontiguousarray(ids[first : first + CHECKED], dtype=self._dtype).data.cast("B")
+        for first in range(0, len(ids), IDS_AT_A_TIME):
+            data = np.ascontiguousarray(ids[first : first + IDS_AT_A_TIME], dtype=self._dtype).data.cast("B")
             self._digest.update(data)
             self._bin.write(data)
 

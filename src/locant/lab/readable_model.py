@@ -1,7 +1,7 @@
-"""A common interface for measuring the trained language models in both kinds of folders.
+"""A common interface for measuring trained language models in two kinds of folders.
 
-A folder contains a decoder of `locant train` or a causal language model of `transformers`. Either kind of model can
-read a text with its own positions or with another encoding. Nothing is trained.
+A folder contains a decoder of `locant train` or a causal language model of `transformers`, which may also be a GGUF
+file. Both kinds of model can read a text with their own positions or with another encoding. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
-from locant.lab.generation import load
-from locant.lab.language_model import AsDecoder, load_model, require_positions, trained_length
+from locant.lab.generation import is_lab_folder, load
+from locant.lab.language_model import TransformersDecoder, load_model, require_positions, trained_length
 from locant.lab.position_overrides import PositionOverride
-from locant.models.lab_decoder import is_lab_decoder
 from locant.positions.base import PositionEncoding
 from locant.swapping import swap
 from locant.swapping.rotary_point import rotary_points
@@ -28,12 +26,12 @@ from locant.tensors import as_dtype
 from locant.text.tokenizer import Tokenizer
 
 
-class Readable(ABC):
+class ReadableModel(ABC):
     """A language model that can read texts with other encodings.
 
     Args:
         module: the model.
-        trained: the length that the model was trained with, if known.
+        trained: the length that the model was trained at, if known.
         vocab_size: the number of rows in the token table.
     """
 
@@ -42,29 +40,29 @@ class Readable(ABC):
 
     @abstractmethod
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
-        """Return a module with a method `losses` like the one of `Decoder`."""
+        """Return a module with a method `losses` like `Decoder.losses`."""
 
     @abstractmethod
     def require_positions(self, longest: int) -> None:
-        """Raise if the model's table of positions has fewer rows than `longest`."""
+        """Raise `InputError` if the model's table of positions has fewer rows than `longest`."""
 
     @abstractmethod
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
-        """Return the encoding that replaces the model's encoding in texts of this length, or ``None`` to keep it."""
+        """Return the encoding that replaces the model's encoding for texts of this length, or ``None`` to keep it."""
 
     @abstractmethod
-    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        """Read with this encoding, or with the model's encoding in exact angles, until the block ends."""
+    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+        """Use this encoding, or the model's encoding with exact angles, until the block ends."""
 
 
-class _OfTransformers(Readable):
+class _TransformersModel(ReadableModel):
     def __init__(self, model: Any) -> None:
         text = model.config.get_text_config()
-        is_stated = getattr(text, "max_position_embeddings", None) is not None  # not in Bloom's, which has ALiBi
+        is_stated = getattr(text, "max_position_embeddings", None) is not None  # Bloom has ALiBi and does not state it
         super().__init__(model, trained_length(model.config) if is_stated else None, text.vocab_size)
 
     def decoder(self, tokenizer: Tokenizer) -> nn.Module:
-        return AsDecoder(self.module, tokenizer)
+        return TransformersDecoder(self.module, tokenizer)
 
     def require_positions(self, longest: int) -> None:
         require_positions(self.module, longest)
@@ -76,11 +74,11 @@ class _OfTransformers(Readable):
             raise InputError(got, Remedy(ways=("own", "nope")))
         return encoding
 
-    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
         return swap(self.module, encoding)
 
 
-class _OfLab(Readable):
+class _LabModel(ReadableModel):
     def __init__(self, model: Decoder) -> None:
         super().__init__(model, model.train_length, model.embedding.token.vocab_size)
         self.model = model
@@ -97,20 +95,14 @@ class _OfLab(Readable):
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         return way.for_decoder(self.model, longest)
 
-    def reading_with(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        return self.model.reading_with(self.model.encoding if encoding is None else encoding)
-
-
-def is_lab_folder(folder: str | Path) -> bool:
-    """Return whether `locant train` wrote this folder."""
-    config = Path(folder) / CONFIG
-    return config.is_file() and is_lab_decoder(read_json(config))
+    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+        return self.model.use_encoding(self.model.encoding if encoding is None else encoding)
 
 
 def read_language_model(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: str | torch.dtype = "auto"
-) -> Readable:
-    """Read a decoder of `locant train` or a causal language model of `transformers` from a local folder.
+) -> ReadableModel:
+    """Read a decoder of `locant train` or a causal language model of `transformers` from a local folder or a GGUF file.
 
     Args:
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
@@ -119,7 +111,7 @@ def read_language_model(
         InputError: the folder does not contain such a model, or the model is damaged.
     """
     if not is_lab_folder(folder):
-        return _OfTransformers(load_model(folder, device=device, dtype=dtype))
+        return _TransformersModel(load_model(folder, device=device, dtype=dtype))
     model, _ = load(folder)
     model = model.to(device)
-    return _OfLab(model if dtype == "auto" else model.to(as_dtype(dtype)))
+    return _LabModel(model if dtype == "auto" else model.to(as_dtype(dtype)))

@@ -1,0 +1,197 @@
+"""Load a GGUF file as a model of `transformers`, its configuration, or its input tables.
+
+`transformers` reads the metadata and undoes the changes that llama.cpp's converter made to names and weights. It
+decides which architectures can be read. Quantised weights become float32, so a model takes four bytes for each weight.
+
+`transformers` does not read the scaling of the positions from most files, which `unread_scaling` reports.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from locant.checkpoints.loading import offline, require_all_weights, translate_errors
+from locant.errors import InputError
+from locant.extras import require
+from locant.gguf_file import UNQUANTISED, GgufFile, find_gguf, open_gguf
+from locant.models.weights import InputTables
+from locant.spelling import dtype_name, spell
+
+METADATA = "metadata"
+EMBEDDING = "token_embd"
+
+
+class GgufWeights(NamedTuple):
+    """What became of the weights of a file.
+
+    Args:
+        file: the path of the file.
+        read: the tensors that are read, ``"weights"`` for all or ``"token table"``.
+        types: the share of the weights that each type of the file stores.
+        dtype: the dtype in memory.
+        num_bytes: the size in memory.
+        note: a sentence on metadata that `transformers` does not read, or ``None``.
+    """
+
+    file: str
+    read: str
+    types: Mapping[str, float]
+    dtype: str
+    num_bytes: int
+    note: str | None = None
+
+    def __str__(self) -> str:
+        shares = {name: f" ({share:.1%})" if len(self.types) > 1 else "" for name, share in self.types.items()}
+        types = ", ".join(f"{name}{share}" for name, share in shares.items() if share != " (0.0%)")
+        changed = "dequantised" if self.types.keys() - UNQUANTISED else "converted"
+        size = f"{self.num_bytes / 1e6:,.0f} MB" if self.num_bytes < 1e9 else f"{self.num_bytes / 1e9:,.1f} GB"
+        return f"{Path(self.file).name}: {self.read} in {types}, {changed} to {self.dtype} ({size} in memory)"
+
+
+def gguf_weights(path: Path | str, dtype: str | torch.dtype = "auto", *, table_only: bool = False) -> GgufWeights:
+    """Return what becomes of the weights of a GGUF file when it is loaded.
+
+    Args:
+        table_only: whether only the token table is read.
+    """
+    file, name = open_gguf(path), "float32" if dtype == "auto" else dtype_name(dtype)
+    names = [each for each in (f"{EMBEDDING}.weight",) if table_only and each in file.tensors]
+    count = sum(int(file.tensors[each].n_elements) for each in names) if names else file.num_weights
+    width = getattr(torch, name).itemsize
+    note = None if table_only else unread_scaling(file)
+    read = "token table" if names else "weights"
+    return GgufWeights(str(path), read, file.types(*names), name, count * width, note)
+
+
+def unread_scaling(file: GgufFile) -> str | None:
+    """Return a sentence on the scaling of the positions in a file, if `transformers` does not read it."""
+    prefix = f"{file.architecture}.rope.scaling"
+    kind = file.value(f"{prefix}.type")
+    factor = file.value(f"{prefix}.factor") or file.value(f"{file.architecture}.rope.scale_linear")
+    factors = next((name for name in file.tensors if name.startswith(("rope_freqs", "rope_factors"))), None)
+    stated = kind not in (None, "none") and (kind != "linear" or factor not in (None, 0, 1))
+    if not stated and factors is None and factor in (None, 0, 1):
+        return None
+    rope = getattr(load_gguf_config(file.path).get_text_config(), "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
+    if kinds - {None, "default"}:
+        return None
+    in_file = f"{kind or 'linear'} by {spell(factor)}" if factor not in (None, 0, 1) else kind if stated else factors
+    return (
+        f"{file.path.name} states a scaling of the positions ({in_file}), which transformers does not read: "
+        f"its positions are not scaled here"
+    )
+
+
+def load_gguf_config(path: Path | str) -> Any:
+    """Return the configuration of `transformers` for a GGUF file.
+
+    Raises:
+        InputError: the file is damaged, is only a part of a model, or has an architecture that `transformers` cannot
+            read.
+    """
+    file = open_gguf(path)
+    file.require_model()
+    with _reading(file) as transformers:
+        return transformers.AutoConfig.from_pretrained(**file.pretrained_arguments)
+
+
+def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: str | torch.dtype = "auto") -> Any:
+    """Load a model of `transformers` from a GGUF file, to measure it, to swap its positions or to train it.
+
+    The weights are dequantised, so the model can be trained, and `save_pretrained` writes it as safetensors. Nothing is
+    downloaded.
+
+    Args:
+        path: a ``.gguf`` file, or a folder with one and without safetensors.
+        cls: a class of `transformers`. Default: ``AutoModelForCausalLM``.
+        config: a configuration with other positions, which replaces the one of the file.
+        dtype: ``float32`` (also for ``"auto"``), ``bfloat16`` or ``float16``.
+
+    Raises:
+        InputError: the file is damaged, is only a part of a model, has no language model, or has an architecture that
+            `transformers` cannot read.
+
+    >>> model = load_gguf("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
+    >>> with locant.swap(model, locant.encoding("nope")):  # doctest: +SKIP
+    ...     model.generate(...)
+    """
+    found = find_gguf(path)
+    if found is None:
+        raise InputError(f"got {path}, expected a .gguf file, or a folder with one", "use load_swapped for a folder")
+    file = open_gguf(found)
+    file.require_model()
+    if not file.tensors:
+        raise InputError(f"got {file.path}, a vocabulary without weights", "use the file of the whole model")
+    if cls is None and file.value(f"{file.architecture}.pooling_type"):
+        got = f"got {file.path}, a model for sentence embeddings, which does not predict tokens"
+        raise InputError(got, "use the file of a causal language model")
+    require("accelerate", "loading a GGUF file")
+    if config is None:
+        config = load_gguf_config(found)
+        if (note := unread_scaling(file)) is not None:
+            warnings.warn(note, stacklevel=2)
+    options: dict[str, Any] = {"dtype": getattr(torch, "float32" if dtype == "auto" else dtype_name(dtype))}
+    with redirect_stderr(StringIO()), _reading(file) as transformers:  # for a bar that transformers draws
+        if hasattr(transformers, "GgufConfig"):  # else transformers may keep blocks and download a kernel for them
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        load = (cls or transformers.AutoModelForCausalLM).from_pretrained
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, report = load(**file.pretrained_arguments, config=config, **options)
+    require_all_weights(report, type(model).__name__, file.path, METADATA)
+    if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
+        quantizer.remove_quantization_config(model)  # the weights are plain, so the model can be trained and saved
+    return model.eval()
+
+
+@contextmanager
+def _reading(file: GgufFile) -> Generator[Any]:
+    """Provide transformers, and name the architecture if transformers cannot read it."""
+    try:
+        with translate_errors(file.path, "download or convert the file again") as transformers, offline():
+            yield transformers
+    except InputError as error:
+        why = str(error.__cause__)
+        if "not supported" not in why and "Unknown gguf model_type" not in why:
+            raise
+        got = f"got {file.path} of the architecture {file.architecture}, which transformers does not read from GGUF"
+        remedy = "use the model in safetensors, or a newer transformers, or locant explain for its positions alone"
+        raise InputError(got, remedy) from error
+
+
+class GgufTables:
+    """The input tables of a GGUF file, with the interface of `TensorFolder`. A table is dequantised when it is read.
+
+    Args:
+        names: the modules of the tables in `transformers`.
+    """
+
+    def __init__(self, path: Path | str, names: InputTables) -> None:
+        self.file = open_gguf(path)
+        self.folder = self.file.path
+        modules = {
+            names.tokens: EMBEDDING, names.positions: "position_embd", names.segments: "token_types",
+            names.norm: "token_embd_norm",
+        }  # fmt: skip
+        self._names = {module: name for module, name in modules.items() if module is not None}
+
+    def find(self, module: str, part: str = "weight") -> str | None:
+        """Return the name of this module's tensor in the file, or ``None``."""
+        name = f"{self._names.get(module)}.{part}"
+        return name if name in self.file.tensors else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which GGUF states in reverse."""
+        return tuple(int(size) for size in reversed(self.file.tensors[name].shape))
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor as float32."""
+        return torch.from_numpy(self.file.dequantise(name).copy()).view(self.shape(name))

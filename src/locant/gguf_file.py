@@ -1,0 +1,179 @@
+"""Find GGUF files, and read their metadata and tensors with the package `gguf`.
+
+Everything that reads a model from a path calls `find_gguf` first, so a GGUF file is a model wherever a folder is one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from locant.arguments import short_repr
+from locant.errors import InputError
+from locant.extras import require
+
+SUFFIX = ".gguf"
+MAGIC = b"GGUF"
+CONFIG, SAFETENSORS = "config.json", "*.safetensors"
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+"""The end of the name of one of several files into which `llama-gguf-split` has split a model."""
+PIECE = re.compile(r"\.gguf[.\-_]?(part|split|piece)?[.\-_]?[0-9a-z]{1,5}$", re.IGNORECASE)
+"""The end of the name of a piece of the bytes of a file."""
+PROJECTOR = "mmproj"
+"""The beginning of the name of a file with only the part of a model that reads images or sound."""
+
+UNQUANTISED = {"F16", "BF16", "F32", "F64"}
+WHOLE = "use a whole file, as llama.cpp loads it"
+OTHER_KINDS = {
+    "adapter": ("an adapter, which changes a model in another file", "merge it into its model with llama-export-lora"),
+    PROJECTOR: ("the part of a model that reads images or sound", "use the file of its language model"),
+    "imatrix": ("statistics for a quantisation, without a model", "use the file of the model"),
+}
+"""What a file of another ``general.type`` than ``model`` holds, and what to do."""
+
+
+def find_gguf(path: Path | str) -> Path | None:
+    """Return the GGUF file that a path means, or ``None`` if it means something else.
+
+    A path means the file itself, which may be missing, or the only GGUF file in a folder without safetensors.
+    Projectors (``mmproj-...``) are not counted. ``~`` is the home folder.
+
+    Raises:
+        InputError: a folder holds several GGUF files, or the path is a piece of a file.
+
+    >>> find_gguf("model"), find_gguf("model/tiny.gguf").name
+    (None, 'tiny.gguf')
+    """
+    path = Path(os.path.expanduser(path))  # noqa: PTH111  # pathlib raises if the user is unknown
+    if not os.path.isdir(path):  # noqa: PTH112  # pathlib raises if a name is too long
+        if path.suffix.lower() == SUFFIX:
+            return path
+        if PIECE.search(path.name) and os.path.isfile(path):  # noqa: PTH113
+            whole = path.name[: path.name.lower().rindex(SUFFIX) + len(SUFFIX)]
+            got = f"got {path}, a piece of a GGUF file"
+            raise InputError(got, f"join the pieces in their order: cat {whole}.* > {whole}")
+        return None
+    files = sorted(each for each in path.iterdir() if each.suffix.lower() == SUFFIX)
+    models = [each for each in files if not each.name.lower().startswith(PROJECTOR)] or files
+    if not models or any(path.glob(SAFETENSORS)):
+        return None
+    shards = [each for each in models if SHARD.search(each.name)]
+    if len(models) > 1 and len(shards) < len(models):
+        names = ", ".join(each.name for each in models[:8])
+        raise InputError(f"got {path} with {len(models)} GGUF files, {names}", f"pass one of them, such as {models[0]}")
+    return models[0]
+
+
+def open_gguf(path: Path | str) -> GgufFile:
+    """Open a GGUF file, and read its header, which is kept for the next call."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise InputError(f"got no file {path}", "pass the path of a .gguf file")
+    state = path.stat()
+    return _open(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1)  # the header of a large vocabulary takes a second, and several functions need it
+def _open(path: Path, modified: int, size: int) -> GgufFile:
+    return GgufFile(path)
+
+
+class GgufFile:
+    """The metadata and tensors of a GGUF file. A wrong value raises an `InputError` that names its key."""
+
+    def __init__(self, path: Path | str) -> None:
+        gguf = require("gguf", "reading GGUF files")
+        if not Path(path).is_file():
+            raise InputError(f"got no file {path}", "pass the path of a .gguf file")
+        self.path = Path(path)
+        with self.path.open("rb") as file:
+            start = file.read(64)
+        if start[:4] != MAGIC:
+            pointer = start.startswith(b"version https://git-lfs")
+            which = "a pointer of Git LFS" if pointer else f"whose first bytes are {short_repr(start[:8])}"
+            raise InputError(f"got {path}, {which}, not a GGUF file", "git lfs pull" if pointer else WHOLE)
+        with self._read_as("the header"):
+            self._reader = gguf.GGUFReader(path)
+            self.tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.architecture = self._text("general.architecture")
+
+    @contextmanager
+    def _read_as(self, what: str) -> Generator[None]:
+        """Raise `InputError` with the name of the part of the file that cannot be read."""
+        try:
+            yield
+        except Exception as error:  # unexpected bytes can make the reader raise anything
+            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {short_repr(str(error))}"
+            raise InputError(got, "download or convert the file again") from error
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key, or ``None`` if the file does not have the key."""
+        field = self._reader.fields.get(key)
+        if field is None:
+            return None
+        with self._read_as(f"the key {key}"):
+            return field.contents()
+
+    def _text(self, key: str, default: str | None = None) -> str:
+        value = self.value(key)
+        value = default if value is None else value
+        if not isinstance(value, str) or not value:
+            raise self.wrong(key, value, "a name")
+        return value
+
+    def wrong(self, key: str, value: object, expected: str) -> InputError:
+        """Return the error for a key that has a wrong value or no value."""
+        got = f"got {self.path} without {key}" if value is None else f"got {self.path} with {key}={short_repr(value)}"
+        return InputError(f"{got}, expected {expected}", "convert the model again, or use a file that llama.cpp loads")
+
+    def dequantise(self, name: str) -> np.ndarray:
+        """Return a tensor as float32."""
+        from gguf.quants import dequantize
+
+        tensor = self.tensors[name]
+        with self._read_as(f"the tensor {name}"):
+            return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+
+    def require_model(self) -> None:
+        """Raise `InputError` if the file does not hold a whole model: a shard, an adapter, or a projector."""
+        count = self.value("split.count")
+        if (isinstance(count, int) and count > 1) or SHARD.search(self.path.name):
+            number = int(self.value("split.no") or 0) + 1
+            got = f"got {self.path}, file {number} of {count or '?'} of a split model, which transformers cannot read"
+            raise InputError(got, f"merge the files: llama-gguf-split --merge {self.path.name} whole.gguf")
+        kind = PROJECTOR if self.architecture == "clip" else str(self.value("general.type") or "model")
+        if kind in OTHER_KINDS:
+            what, remedy = OTHER_KINDS[kind]
+            raise InputError(f"got {self.path}, {what}", remedy)
+
+    @property
+    def pretrained_arguments(self) -> dict[str, Any]:
+        """The arguments of `from_pretrained`. The path is absolute, because a name is also searched in other places."""
+        path = self.path.absolute()
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": str(path), "local_files_only": True}
+
+    @property
+    def num_weights(self) -> int:
+        """The number of weights in all tensors."""
+        return sum(int(tensor.n_elements) for tensor in self.tensors.values())
+
+    def types(self, *names: str) -> dict[str, float]:
+        """Return the share of the weights that each type of the file stores, the largest first.
+
+        Args:
+            names: the tensors to count. Default: all.
+        """
+        counts = Counter[str]()
+        for name in names or self.tensors:
+            tensor = self.tensors[name]
+            counts[tensor.tensor_type.name] += int(tensor.n_elements)
+        total = sum(counts.values()) or 1
+        return {name: count / total for name, count in counts.most_common()}
