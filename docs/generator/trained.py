@@ -109,7 +109,8 @@ def learned_rows(summary: Mapping[str, Any]) -> str:
     told = [
         said,
         "",
-        *([picture("trained-minilm", "Similarity of rows, and the spectrum"), ""] if "map" in rows else []),
+        picture("trained-minilm", "Similarity of rows, and the spectrum"),
+        "",
         (
             f"With its own positions, the model finds a sentence with exchanged words nearer than one with nearly the "
             f"same meaning in {len(summary['texts']) - summary['readings']['own']['order seen']} of "
@@ -150,7 +151,7 @@ def pictures(folder: Path = RESULTS) -> dict[str, Callable[..., Any]]:
     file = folder / "minilm.json"
     if not file.is_file():
         return {}
-    rows = json.loads(file.read_text(encoding="utf-8"))["summary"]["rows"]
+    rows = json.loads(file.read_text(encoding="utf-8"))["measured"]["rows"]["value"]
     return {"trained-minilm": partial(draw_learned_rows, rows)}
 
 
