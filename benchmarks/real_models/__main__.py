@@ -18,6 +18,8 @@ __all__ = ["PARTS", "main"]
 
 PARTS = {
     "bugs": "benchmarks.real_models.cost_of_bugs",
+    "reach": "benchmarks.real_models.reach",
+    "kv_reuse": "benchmarks.real_models.kv_reuse",
 }
 """The module of each part, in the order in which they run. Its function ``run(anew, folder)`` measures the part."""
 
