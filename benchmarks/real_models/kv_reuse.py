@@ -26,6 +26,7 @@ from benchmarks.real_models.record import RESULTS, Record
 from benchmarks.real_models.second_calculation import log_losses
 from locant import move_cache
 from locant.lab.evaluation import interval_of_mean
+from locant.swapping.forward_arguments import cache_argument, cache_in
 
 __all__ = ["PLAN", "WAYS", "Plan", "drift", "exactly_moved", "run", "summary"]
 
@@ -91,7 +92,8 @@ def chunk_of(subject: Subject, number: int, move: int, plan: Plan) -> Chunk:
 def cache_of(model: Any, ids: Tensor, first: int = 0) -> DynamicCache:
     """Return the cache of a text that is read alone, with its first token at position `first`."""
     positions = torch.arange(first, first + len(ids))[None]
-    return model.get_decoder()(input_ids=ids[None], position_ids=positions, use_cache=True).past_key_values
+    output = model.get_decoder()(input_ids=ids[None], position_ids=positions, use_cache=True)
+    return cache_in(output)
 
 
 def join(*caches: DynamicCache) -> DynamicCache:
@@ -123,13 +125,14 @@ def _use(subject: Subject, number: int, move: int, plan: Plan) -> dict[str, Any]
     last = len(chunk.after) - 1
     found = {"anew": _facts(chunk, *(each[-last:] for each in read(model, whole)))}
     before = [cache_of(model, chunk.before)] if move else []
-    positions = torch.arange(len(whole) - len(chunk.after), len(whole))
-    for way in WAYS[1:]:
-        parts = [*before] if way == "without the chunk" else [*before, cache_of(model, chunk.chunk)]
+    cached = cache_of(model, chunk.chunk)
+    positions = torch.arange(len(whole) - len(chunk.after), len(whole))[None]
+    for way in ("not moved", "moved", "without the chunk"):
         if way == "moved":
-            move_cache(parts[-1], model, by=move)
-        cache = {"past_key_values": join(*parts)} if parts else {}
-        found[way] = _facts(chunk, *read(model, chunk.after, position_ids=positions[None], **cache))
+            move_cache(cached, model, by=move)  # in place, after its keys were copied for the way before
+        parts = before if way == "without the chunk" else [*before, cached]
+        call = {str(cache_argument(model)): join(*parts)} if parts else {}
+        found[way] = _facts(chunk, *read(model, chunk.after, position_ids=positions, **call))
     return found
 
 
@@ -199,7 +202,8 @@ def _check(subject: Subject, number: int, move: int, plan: Plan) -> dict[str, An
     at_place = cache_of(model, chunk.chunk, first=move)
     cache = join(cache_of(model, chunk.before), at_place) if move else at_place
     positions = torch.arange(len(whole) - len(chunk.after), len(whole))[None]
-    logits = model(chunk.after[None], position_ids=positions, past_key_values=cache).logits[0]
+    call = {str(cache_argument(model)): cache}
+    logits = model(chunk.after[None], position_ids=positions, **call).logits[0]
     return {**found, "moved": _facts(chunk, log_losses(logits, chunk.after))}
 
 

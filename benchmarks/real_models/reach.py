@@ -114,10 +114,10 @@ PLAN = Plan(
         Reading(16_384, ("own", CUT, "yarn:2", "self-extend:4", "ntk:2", "dual-chunk", "rerope", "linear:2")),
         Reading(4096, ("own", "exact", *BY_SCALING, *BY_DISTANCE, "nope")),
         Reading(8192, ("own", "exact", "yarn:2", "self-extend:4")),
-        Reading(16_384, ("dynamic", SEARCHED, "nope")),
+        Reading(16_384, ("dynamic", SEARCHED)),
         Reading(32_768, ("yarn:4", "self-extend:8")),
     ),
-    tunings=(Tuning("yarn:2", 12, 4096, (4096, 16_384)), Tuning("drope", 40, 1024, (4096,))),
+    tunings=(Tuning("yarn:2", 10, 4096, (4096, 16_384)), Tuning("drope", 40, 1024, (4096,))),
     generations=0,
     offsets=(0, 2**13, 2**17, 2**20, 2**21, 2**22, 2**23),
     offset_length=1024,
@@ -325,7 +325,8 @@ def _search(subject: Subject, to: int, generations: int) -> dict[str, Any]:
 def _tune(subject: Subject, tuning: Tuning, plan: Plan) -> dict[str, Any]:
     """Tune with `locant tune`'s own code on source code, and read the rows with the tuned model."""
     steps, length = tuning.steps, tuning.length
-    file = _code(subject, (steps + 1) * length * 10 // 9 + length, f"tune-{tuning.way.replace(':', '-')}")
+    tokens = max(10 * length + 100, (steps + 1) * length * 10 // 9 + length)  # the last tenth is held out
+    file = _code(subject, tokens, f"tune-{tuning.way.replace(':', '-')}")
     settings = TuneSettings(way=tuning.way, num_steps=steps, length=length, batch_size=1, device="cpu")
     output = _work(subject) / f"{tuning.way.replace(':', '-')}-{steps}-{length}"
     record = tune(subject.folder, [file], settings, output=output, force=True)

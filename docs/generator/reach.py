@@ -88,8 +88,8 @@ def _within(trained: int, rows: Mapping[str, Any], ways: Sequence[str]) -> str:
 def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> str:
     own, cut, row = rows["own"], rows[CUT], rows[best]
     losses = (
-        f"the loss beyond {_number(trained)} is {_loss(row['beyond'])} with {name(best)}, {_loss(own['beyond'])} with the "
-        f"own positions, and {_loss(cut['beyond'])} in windows of {_number(trained)} tokens"
+        f"the loss beyond {_number(trained)} is {_loss(row['beyond'])} with {name(best)}, {_loss(own['beyond'])} with "
+        f"the own positions, and {_loss(cut['beyond'])} in windows of {_number(trained)} tokens"
     )
     far = max((way for way in rows if way not in ("own", CUT)), key=lambda way: rows[way]["found_far"])
     found = (
@@ -99,36 +99,37 @@ def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> s
     if rows[far]["found_far"] > row["found_far"]:
         found += f", but {name(far)} finds {rows[far]['found_far']}"
     interval = (row["against_cut"] or {}).get("interval")
-    start = f"Up to {_number(longest)} tokens without training, "
-    if interval and interval[1] < 0:
-        return f"{start}use {name(best)}: {losses}; {found}."
-    return f"{start}cut the text into windows of {_number(trained)} tokens, since no encoding is clearly better: {losses}; {found}."
+    if own["beyond"] <= row["beyond"]:
+        recipe = "keep the own positions"
+    elif interval and interval[1] < 0:
+        recipe = f"use {name(best)}"
+    else:
+        recipe = f"cut the text into windows of {_number(trained)} tokens, since no encoding is clearly better"
+    return f"Up to {_number(longest)} tokens without training, {recipe}: {losses}; {found}."
 
 
 def _tuned(summary: Mapping[str, Any], rows: Mapping[str, Any], best: str) -> str:
-    parts = []
+    parts, is_better = list[str](), False
     for way, run in summary["tuned"].items():
         length = max(run["readings"], key=int)
         before, after = run["readings"][length]["before"], run["readings"][length]["after"]
-        part = "beyond" if int(length) > summary["trained"] else "within"
-        rival = (
-            rows[best]["beyond"]
-            if part == "beyond"
-            else summary["lengths"].get(length, {}).get("own", {}).get("within")
-        )
+        if int(length) > summary["trained"]:
+            part, rival, other = "beyond", rows[best]["beyond"], f"{name(best)} and no training"
+        else:
+            own = summary["lengths"].get(length, {}).get("own", {})
+            part, rival, other = "within", own.get("within"), "the own positions"
         if before is None or rival is None:
             continue
         is_worth = after[part] < rival - MATTERS
-        other = name(best) if part == "beyond" else "the own positions"
+        is_better = is_better or is_worth
         parts.append(
             f"{run['steps']} steps of {_number(run['length'])} tokens take {name(way)} from {_loss(before[part])} to "
-            f"{_loss(after[part])} at {_number(int(length))} tokens, which is {'better' if is_worth else 'not better'} than "
-            f"{_loss(rival)} with {other}{' and no training' if part == 'beyond' else ''}"
+            f"{_loss(after[part])} at {_number(int(length))} tokens, which is {'' if is_worth else 'not '}better than "
+            f"{_loss(rival)} with {other}"
         )
     if not parts:
         return "No training is recorded."
-    start = "Train if you can" if any("is better" in part for part in parts) else "Do not train for so few steps"
-    return f"{start}: {'; '.join(parts)}."
+    return f"{'Train if you can' if is_better else 'Do not train for so few steps'}: {'; '.join(parts)}."
 
 
 def how_far(record: Mapping[str, Any] | None = None) -> str:
@@ -179,48 +180,44 @@ def _tunings(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _angles(summary: Mapping[str, Any]) -> Iterator[str]:
-    pairs = [
-        (rows["own"], rows["exact"], length)
-        for length, rows in summary["lengths"].items()
-        if "exact" in rows and "own" in rows
-    ]
-    for own, exact, length in pairs:
-        change = _change(exact.get("against_own"))
-        yield f"In rows of {_number(int(length))} tokens, exact angles change the loss by {change} nats per token."
+    for length, rows in summary["lengths"].items():
+        if {"own", "exact"} <= rows.keys():
+            change = _change(rows["exact"].get("against_own"))
+            yield f"In rows of {_number(int(length))} tokens, exact angles change the loss by {change} nats per token."
+    if not summary["offsets"]:
+        return
     first = next((each for each in summary["offsets"] if abs(each["own"] - each["exact"]) >= MATTERS), None)
-    if summary["offsets"]:
-        rows = [[_number(each["position"]), _loss(each["own"]), _loss(each["exact"]),
-                 f"{summary['angles'].get(str(each['position']), 0):.2g}"] for each in summary["offsets"]]  # fmt: skip
-        begin = "They change it nowhere by as much" if first is None else (
-            f"They begin to change it by as much at position {_number(first['position'])}"
-        )  # fmt: skip
-        yield (
-            f"A short row whose first token is far from 0 has the same distances, so only rounding changes its loss. {begin} "
-            f"as {MATTERS} nats per token."
-        )
-        yield _table(
-            ["position of the first token", "loss, own", "loss, exact", "largest error of a float32 angle"], rows
-        )
+    if first is None:
+        begin = f"Up to position {_number(summary['offsets'][-1]['position'])} they change it by less than"
+    else:
+        begin = f"At position {_number(first['position'])} they change it for the first time by at least"
+    yield (
+        "A short row whose first token is far from 0 has the same distances, so only the rounding of angles changes "
+        f"its loss. {begin} {MATTERS} nats per token."
+    )
+    rows = [
+        [_number(each["position"]), _loss(each["own"]), _loss(each["exact"]),
+         f"{summary['angles'].get(str(each['position']), 0):.2g}"] for each in summary["offsets"]
+    ]  # fmt: skip
+    yield _table(["position of the first token", "loss, own", "loss, exact", "largest error of a float32 angle"], rows)
 
 
 def _method(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     [weights] = record["weights"].values()
     versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items() if version)
-    lines = [
-        f"Model: {weights['title']}, trained to {_number(summary['trained'])} tokens, {weights['file']} (sha256 "
-        f"`{weights['sha256'][:16]}…`), read in float32. {versions}. `{record['command']}` took "
-        f"{record['seconds'] / 60:.0f} minutes.",
-    ]
+    trained = _number(summary["trained"])
+    model = f"{weights['title']}, trained to {trained} tokens, {weights['file']} (sha256 `{weights['sha256'][:16]}…`)"
+    took = f"`{record['command']}` took {record['seconds'] / 60:.0f} minutes"
+    lines = [f"Model: {model}, read in float32 with {versions}. {took}."]
     if summary["search"]:
         lines.append(f"LongRoPE: {summary['search']}.")
     if summary["checks"]:
         largest = max(abs(each["first"] - each["second"]) for each in summary["checks"].values())
-        checked = join_and(
-            [f"{name(key.partition('/')[2])} at {_number(int(key.partition('/')[0]))}" for key in summary["checks"]]
-        )
+        keys = [key.partition("/") for key in summary["checks"]]
+        checked = join_and([f"{name(way)} at {_number(int(length))}" for length, _, way in keys])
         lines.append(
-            f"Calculated a second time with `transformers` and a hook, without this package: {checked}. The largest difference "
-            f"of a mean loss is {largest:.1g} nats."
+            f"Calculated a second time with `transformers` and a hook, without this package: {checked}. The largest "
+            f"difference of a mean loss is {largest:.1g} nats."
         )
     return "\n\n".join(lines)
 
@@ -229,13 +226,13 @@ def _method(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def reused_keys(record: Mapping[str, Any] | None = None) -> str:
-    """Return everything that the page shows of a record: the losses and numbers by move, the drift, and what checks it."""
+    """Return everything that the page shows of a record: losses and numbers by move, the drift, and what checks it."""
     record = read("kv_reuse") if record is None else record
     summary = record.get("summary")
     if not summary or not summary["moves"]:
         return NEW.format(command="make real PARTS=kv_reuse")
     lines = [
-        [_number(int(move)), way, _loss(row["loss"]), "–" if way == "anew" else _change({"mean": row["rise"], "interval": row["interval"]}),
+        [_number(int(move)), way, _loss(row["loss"]), "–" if way == "anew" else _rise(row),
          f"{row['found']} of {row['asked']}", f"{row['nats']:.2f}"]
         for move, rows in summary["moves"].items() for way, row in rows.items()
     ]  # fmt: skip
@@ -247,10 +244,14 @@ def reused_keys(record: Mapping[str, Any] | None = None) -> str:
         both = [each for ways in summary["checks"].values() for each in ways.values()]
         largest = max(abs(each["first"] - each["second"]) for each in both)
         parts.append(
-            f"Calculated a second time with `transformers` alone, where the chunk is read at its new place instead of moved: "
-            f"the largest difference of {len(both)} losses is {largest:.1g} nats."
+            "Calculated a second time with `transformers` alone, where the chunk is read at its new place instead of "
+            f"moved: the largest difference of {len(both)} losses is {largest:.1g} nats."
         )
     return "\n\n".join(parts)
+
+
+def _rise(row: Mapping[str, Any]) -> str:
+    return _change({"mean": row["rise"], "interval": row["interval"]})
 
 
 def _said(summary: Mapping[str, Any]) -> str:
@@ -258,11 +259,12 @@ def _said(summary: Mapping[str, Any]) -> str:
     rows = summary["moves"][longest]
     moved, naive, anew, without = (rows[way] for way in ("moved", "not moved", "anew", "without the chunk"))
     worth = without["rise"]
-    kept = f"{100 * (1 - moved['rise'] / worth):.0f} % of what the chunk is worth" if worth > 0 else "none of its worth"
+    kept = f"{100 * (1 - moved['rise'] / worth):.0f} % of what the chunk is worth" if worth > 0 else "nothing"
     return (
-        f"Moved by {_number(int(longest))} positions, a chunk costs {moved['rise']:+.3f} nats per token against reading anew, and "
-        f"{moved['found']} of {moved['asked']} numbers are found instead of {anew['found']}. Left at its old positions it costs "
-        f"{naive['rise']:+.3f}, with {naive['found']} numbers. Without the chunk it is {worth:+.3f}, so moving keeps {kept}."
+        f"Moved by {_number(int(longest))} positions, a chunk costs {moved['rise']:+.3f} nats per token against "
+        f"reading anew, and {moved['found']} of {moved['asked']} numbers are found instead of {anew['found']}. Left at "
+        f"its old positions it costs {naive['rise']:+.3f}, with {naive['found']} numbers. Without the chunk it is "
+        f"{worth:+.3f}, so moving keeps {kept}."
     )
 
 

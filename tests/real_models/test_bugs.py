@@ -88,7 +88,12 @@ ANGLES: dict[str, np.ndarray] = {
     "tables-bfloat16": POSITIONS * frequencies(),
     "tables-float16": POSITIONS * frequencies(),
 }
-ROUNDED = {"product-bfloat16": 2.0**-8, "product-float16": 2.0**-11, "tables-bfloat16": 2.0**-8, "tables-float16": 2.0**-11}
+ROUNDED = {
+    "product-bfloat16": 2.0**-8,
+    "product-float16": 2.0**-11,
+    "tables-bfloat16": 2.0**-8,
+    "tables-float16": 2.0**-11,
+}
 """Half of the distance of two numbers below 1, for tables that are rounded."""
 
 
@@ -158,7 +163,9 @@ def test_queries_and_keys_are_rotated_as_the_sentence_says(key: str) -> None:
 
 NUMBERED = {
     "restarts": lambda p: p % (LENGTH // 2),
-    "ranks-in-wrong-order": lambda p: torch.tensor([0, 2, 3, 1])[p // (LENGTH // 4)] * (LENGTH // 4) + p % (LENGTH // 4),
+    "ranks-in-wrong-order": lambda p: (
+        torch.tensor([0, 2, 3, 1])[p // (LENGTH // 4)] * (LENGTH // 4) + p % (LENGTH // 4)
+    ),
     "gap": lambda p: torch.where(p < LENGTH // 2, p, p + GAP),
     "position-repeated": lambda p: torch.where(p < LENGTH // 2, p, p - 1),
 }
