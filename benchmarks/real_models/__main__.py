@@ -1,7 +1,7 @@
 """``python -m benchmarks.real_models [--anew] [PART...]``: measure the parts, or all, on trained weights.
 
-Each part writes ``results/real_models/PART.json``. What is recorded with the same versions, checksums and settings is
-not measured again, unless ``--anew`` is given. The weights come from `make real-weights`.
+Each part that measures writes ``results/real_models/PART.json``. What is recorded with the same versions, checksums and
+settings is not measured again, unless ``--anew`` is given. The weights come from `make real-weights`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ __all__ = ["PARTS", "main"]
 
 PARTS = {
     "bugs": "benchmarks.real_models.cost_of_bugs",
+    "bugs-again": "benchmarks.real_models.bugs_again",
+    "bugs-picture": "benchmarks.real_models.picture",
     "reach": "benchmarks.real_models.reach",
     "kv_reuse": "benchmarks.real_models.kv_reuse",
 }
-"""The module of each part, in the order in which they run. Its function ``run(anew, folder)`` measures the part."""
+"""The module of each part, in the order in which they run. Its function ``run(anew, folder)`` makes the part."""
 
 
 def main(words: list[str], parts: dict[str, str] = PARTS, folder: Path = RESULTS) -> None:
@@ -38,7 +40,7 @@ def main(words: list[str], parts: dict[str, str] = PARTS, folder: Path = RESULTS
             failed = True
             print(f"{name} was not measured: {error}", file=sys.stderr)
             continue
-        print(f"{name}: {(time.perf_counter() - began) / 60:.1f} minutes, in {folder / name}.json", flush=True)
+        print(f"{name}: {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
     sys.exit(failed)
 
 

@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -88,6 +88,7 @@ class Bug:
         models: the models that can have it.
         batch: the arguments of the model's call, for bugs that a batch shows.
         config: changes a configuration, for bugs that a configuration shows.
+        kernel: the function that norms and rotates queries and keys with this bug, and what `probe` has to know of it.
     """
 
     sentence: str
@@ -98,7 +99,8 @@ class Bug:
     arrange: Callable[[Tensor, int], Arrangement] | None = None
     models: tuple[str, ...] = ("smollm2", "gemma3")
     batch: Batch | None = None
-    config: Callable[[Any], None] | None = field(default=None)
+    config: Callable[[Any], None] | None = None
+    kernel: Callable[[Any], tuple[Callable[..., Tables], dict[str, Any]]] | None = None
 
 
 def rotary_module(model: Any) -> nn.Module:
@@ -354,6 +356,20 @@ def _norm_after_rotation(model: Any) -> Generator[None]:
         for handle, layer, (q_norm, k_norm) in zip(handles, layers, norms, strict=True):
             handle.remove()
             layer.q_norm, layer.k_norm = q_norm, k_norm
+
+
+def _kernel_that_norms_last(model: Any) -> tuple[Callable[..., Tables], dict[str, Any]]:
+    """Return the function of `_norm_after_rotation` for the last layer of Gemma, and the norm that it should have."""
+    decoder = model.get_decoder()
+    layer, code = decoder.layers[-1].self_attn, sys.modules[type(model).__module__]
+    q_norm, k_norm = layer.q_norm, layer.k_norm
+
+    def kernel(q: Tensor, k: Tensor, positions: Tensor) -> Tables:
+        tables = decoder.rotary_emb(q, positions, layer.layer_type)
+        q, k = code.apply_rotary_pos_emb(q, k, *tables)
+        return q_norm(q), k_norm(k)
+
+    return kernel, {"norm": (q_norm.weight, k_norm.weight), "eps": q_norm.eps, "plus_one": True}
 
 
 def _as_text(ids: Tensor, pad: int) -> Arrangement:
@@ -650,6 +666,7 @@ BUGS: dict[str, Bug] = {
     "norm-after-rotation": Bug(
         sentence="heads are normed after they are rotated, not before", entries=("115",),
         source="vllm-project/vllm-metal#660", spoil=_norm_after_rotation, models=GEMMA,
+        kernel=_kernel_that_norms_last,
     ),
 }  # fmt: skip
 """The bugs by id. An id of a row of the recorded result and of a kind of warning is one of these."""

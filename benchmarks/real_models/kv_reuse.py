@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from benchmarks.real_models.second_calculation import log_losses
 from locant import move_cache
 from locant.lab.evaluation import interval_of_mean
 from locant.swapping.forward_arguments import cache_argument, cache_in
+from locant.text.tokenizer import Tokenizer
 
 __all__ = ["PLAN", "WAYS", "Plan", "drift", "exactly_moved", "run", "summary"]
 
@@ -78,7 +79,8 @@ class Chunk(NamedTuple):
 def chunk_of(subject: Subject, number: int, move: int, plan: Plan) -> Chunk:
     """Return a chunk that does not depend on `move`, after the `move` tokens of the text that precede it."""
     longest, tokenizer = max(plan.moves), subject.tokenizer
-    tokens = tokenizer.encode(texts()["documentation"])[number * (longest + plan.chunk) :]
+    begin = number * (longest + plan.chunk)
+    tokens = _documentation(tokenizer)[begin : begin + longest + 2 * plan.chunk]
     text = tokenizer.decode(tokens[longest:].tolist())
     row = make_row(tokenizer, text, plan.chunk, plan.numbers, plan.continuation, seed=number)
     questions = int(row.counted.nonzero()[-1]) + 2  # the targets begin with the second token
@@ -88,15 +90,20 @@ def chunk_of(subject: Subject, number: int, move: int, plan: Plan) -> Chunk:
     return Chunk(before, row.ids[:end], row.ids[end:], answers, plan.continuation)
 
 
+@cache
+def _documentation(tokenizer: Tokenizer) -> np.ndarray:
+    return tokenizer.encode(texts()["documentation"])
+
+
 @torch.inference_mode()
-def cache_of(model: Any, ids: Tensor, first: int = 0) -> DynamicCache:
+def cache_of(model: Any, ids: Tensor, first: int = 0) -> Any:
     """Return the cache of a text that is read alone, with its first token at position `first`."""
     positions = torch.arange(first, first + len(ids))[None]
     output = model.get_decoder()(input_ids=ids[None], position_ids=positions, use_cache=True)
     return cache_in(output)
 
 
-def join(*caches: DynamicCache) -> DynamicCache:
+def join(*caches: Any) -> DynamicCache:
     """Return a cache with the keys and values of all of them, one after the other."""
     joined = DynamicCache()
     for number in range(len(caches[0].layers)):
@@ -173,7 +180,7 @@ def _drift(subject: Subject, plan: Plan) -> dict[str, Any]:
     cached = cache_of(model, chunk_of(subject, 0, 0, plan).chunk)
 
     def move(keys: list[Tensor], by: int) -> None:
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for number, each in enumerate(keys):
             cache.update(each, each, number)
         move_cache(cache, model, by=by)
@@ -220,18 +227,16 @@ def _measurements(plan: Plan) -> Iterator[tuple[str, Callable[[Subject], Any]]]:
 
 def run(*, anew: bool = False, folder: Any = RESULTS, plan: Plan = PLAN, subject: Subject | None = None) -> None:
     """Measure everything in the plan that is not recorded yet."""
-    record = Record(PART, [plan.model], anew=anew, folder=folder)
+    record = Record(PART, [plan.model], anew=anew, folder=folder, summary=partial(summary, plan=plan))
     settings = {
         "texts": text_digests(), "chunk": plan.chunk, "continuation": plan.continuation, "numbers": plan.numbers,
         "longest": max(plan.moves),
     }  # fmt: skip
     read_subject = lru_cache(maxsize=1)(lambda: load(plan.model) if subject is None else subject)
-    try:
-        for key, of in _measurements(plan):
-            wanted = {**settings, "steps": plan.steps} if key == "drift" else settings
-            record.measure(key, wanted, lambda of=of: of(read_subject()))
-    finally:
-        record.summarise(summary(record.measured, plan))
+    for key, of in _measurements(plan):
+        wanted = {**settings, "steps": plan.steps} if key == "drift" else settings
+        record.measure(key, wanted, lambda of=of: of(read_subject()))
+    record.write()
 
 
 def summary(measured: Mapping[str, Any], plan: Plan = PLAN) -> dict[str, Any]:

@@ -386,7 +386,7 @@ ANGLE_LENGTHS = tuple(2**power for power in range(12, 25))
 
 
 def _angles(subject: Subject) -> dict[str, float]:
-    config = subject.model.module.config
+    config: Any = subject.model.module.config
     return angle_errors(config.rope_parameters["rope_theta"], config.head_dim, ANGLE_LENGTHS)
 
 
@@ -405,18 +405,16 @@ def load(name: str) -> Subject:
 
 def run(*, anew: bool = False, folder: Path = RESULTS, plan: Plan = PLAN, subject: Subject | None = None) -> None:
     """Measure everything in the plan that is not recorded yet."""
-    record = Record(PART, [plan.model], anew=anew, folder=folder)
+    record = Record(PART, [plan.model], anew=anew, folder=folder, summary=partial(summary, plan=plan))
     read_subject = lru_cache(maxsize=1)(lambda: load(plan.model) if subject is None else subject)
 
     def factors() -> LongFactors:
         found = record.measured["search"]
         return LongFactors(tuple(found["factors"]), found["origin"])
 
-    try:
-        for key, settings, of in _measurements(plan, factors):
-            record.measure(key, settings, lambda of=of: of(read_subject()))
-    finally:
-        record.summarise(summary(record.measured, plan))
+    for key, settings, of in _measurements(plan, factors):
+        record.measure(key, settings, lambda of=of: of(read_subject()))
+    record.write()
 
 
 # ---------------------------------------------------------------------- the summary

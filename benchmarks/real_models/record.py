@@ -46,14 +46,16 @@ class Record:
         packages: other packages whose versions decide whether a measurement counts as made.
         anew: whether to measure everything again.
         folder: the folder of the file.
+        summary: makes what follows from all values, for the pages and the package that read the file.
         talk: is called with a line for each measurement.
     """
 
     def __init__(
         self, part: str, models: Sequence[str], *, packages: Sequence[str] = (), anew: bool = False,
-        folder: Path = RESULTS, talk: Callable[[str], None] = print,
+        folder: Path = RESULTS, summary: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        talk: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
-        self.part, self.folder, self.talk = part, folder, talk
+        self.part, self.folder, self.summary, self.talk = part, folder, summary, talk
         self.head = {
             "command": f"python -m benchmarks.real_models {part}",
             "versions": {package: _version(package) for package in (*DECIDING, *packages)},
@@ -62,7 +64,6 @@ class Record:
         kept = {} if anew else read(part, folder)
         same = all(kept.get(key) == value for key, value in self.head.items())
         self._measured: dict[str, dict[str, Any]] = kept.get("measured", {}) if same else {}
-        self._summary: Any = kept.get("summary") if same else None
 
     def measure(self, key: str, settings: Mapping[str, Any], function: Callable[[], Any]) -> Any:
         """Return what `function` measures, as JSON holds it. It is not called if the same was measured before.
@@ -79,7 +80,7 @@ class Record:
             value = json.loads(json.dumps(function()))
             seconds = round(time.perf_counter() - began, 1)
             self._measured[key] = kept = {"settings": plain, "seconds": seconds, "value": value}
-            self._write()
+            self.write()
             self.talk(f"{self.part}: {key} ({seconds} s)")
         return kept["value"]
 
@@ -88,21 +89,17 @@ class Record:
         """Return all values by key."""
         return {key: each["value"] for key, each in self._measured.items()}
 
-    def summarise(self, summary: Mapping[str, Any]) -> None:
-        """Write what follows from the measurements, for the pages and the package that read the file."""
-        self._summary = json.loads(json.dumps(dict(summary)))
-        self._write()
-
     @property
     def seconds(self) -> float:
         """Return the time that all measurements took."""
         return round(sum(each["seconds"] for each in self._measured.values()), 1)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the file, as each measurement does. Call it if only the form of the summary has changed."""
         head = {**self.head, "environment": environment(), "seconds": self.seconds}
         parts = [json.dumps(head, indent=1).removesuffix("\n}")]
-        if self._summary is not None:
-            parts.append(f' "summary": {json.dumps(self._summary, indent=1)}')
+        if self.summary is not None:
+            parts.append(f' "summary": {json.dumps(self.summary(self.measured), indent=1)}')
         rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(each)}" for key, each in self._measured.items())
         parts.append(f' "measured": {{\n{rows}\n}}')
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def name(way: str) -> str:
 
 
 def _number(value: int) -> str:
-    return f"{value:,}".replace(",", " ")
+    return f"{value:,}"
 
 
 def _loss(value: float | None) -> str:

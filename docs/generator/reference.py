@@ -25,6 +25,7 @@ from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.models_table import models_table
 from docs.generator.reach import how_far, reused_keys
+from docs.generator.real_models import position_bugs
 from docs.generator.records import ROOT, benchmarks, engines, known_bugs
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
@@ -71,6 +72,7 @@ def pages() -> dict[str, str]:
         "engines.txt": engines(),
         "how_far.txt": how_far(),
         "reused_keys.txt": reused_keys(),
+        "position_bugs.txt": position_bugs(),
     }
 
 

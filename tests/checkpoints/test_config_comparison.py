@@ -71,6 +71,10 @@ def test_each_kind_of_layers_is_compared() -> None:
     assert [layers.names for layers in comparison.layers] == [("full_attention",) * 2, ("sliding_attention",) * 2]
     assert [bool(layers.differences) for layers in comparison.layers] == [False, True]
     assert comparison.differences == ("layers with a window attend to 1,024 tokens here and 512 tokens there",)
+    kinds = [("sliding_attention", "full_attention")[number % 6 == 5] for number in range(34)]
+    others = [("full_attention", "sliding_attention")[kind == "full_attention"] for kind in kinds]
+    exchanged = compare_configs({**gemma, "layer_types": kinds}, {**gemma, "layer_types": others})
+    assert exchanged.differences == ("34 of 34 layers have another window, the first of them layer 0",)
     others = compare_configs(LLAMA, PRESETS["gpt2"]).layers
     assert others[0].differences == ("Rotary here, Learned(max_seq_len=1024, d_model=768) there",)
     widths = compare_configs(LLAMA, {**LLAMA, "head_dim": 32}).layers[0]

@@ -369,7 +369,7 @@ def test_a_finding_is_a_sentence_and_data() -> None:
     found = check_batch({**PACKED, "attention_mask": CAUSAL.bool()})
     assert found[0].to_dict() == {
         "check": "documents", "message": str(found[0]), "remedy": "hide other documents from each token",
-        "row": 0, "token": 5,
+        "row": 0, "token": 5, "kind": "packed-documents-visible",
     }  # fmt: skip
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):  # noqa: S301  # our own bytes
         assert [each.to_dict() for each in again] == [each.to_dict() for each in found]

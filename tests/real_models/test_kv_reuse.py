@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_chunks_are_the_same_after_every_text_and_the_text_goes_on(subject: Subj
     assert len(other.chunk) != len(near.chunk) or (other.chunk != near.chunk).any()
 
 
-def test_losses_are_those_of_transformers_alone(subject: Subject, tmp_path) -> None:
+def test_losses_are_those_of_transformers_alone(subject: Subject, tmp_path: Path) -> None:
     kv_reuse.run(folder=tmp_path, plan=PLAN, subject=subject)
     record = json.loads((tmp_path / "kv_reuse.json").read_text())
     checks = record["summary"]["checks"]

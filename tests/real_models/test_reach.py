@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_a_cut_context_is_that_of_the_last_tokens(subject: Subject) -> None:
     assert (hits.numpy() == most_probable).all()
 
 
-def test_every_encoding_reads_what_transformers_with_a_hook_reads(subject: Subject, tmp_path) -> None:
+def test_every_encoding_reads_what_transformers_with_a_hook_reads(subject: Subject, tmp_path: Path) -> None:
     reach.run(folder=tmp_path, plan=PLAN, subject=subject)
     record = json.loads((tmp_path / "reach.json").read_text())
     rows, checks = record["summary"]["lengths"]["384"], record["summary"]["checks"]
@@ -78,7 +79,7 @@ def test_every_encoding_reads_what_transformers_with_a_hook_reads(subject: Subje
 
 
 @pytest.mark.slow
-def test_factors_are_searched_and_models_are_tuned(subject: Subject, tmp_path) -> None:
+def test_factors_are_searched_and_models_are_tuned(subject: Subject, tmp_path: Path) -> None:
     plan = PLAN._replace(
         readings=(Reading(384, ("own", CUT, "yarn:2", "nope", SEARCHED)),), checked=(), offsets=(),
         tunings=(Tuning("yarn:2", 2, 128, (384,)), Tuning("drope", 2, 128, (384,))),
@@ -130,11 +131,11 @@ def made(**beyond: float) -> dict[str, Any]:
 
 def test_three_sentences_follow_from_the_numbers() -> None:
     within, beyond, tuned = advice(made())
-    assert within.startswith("Up to 8 192 tokens, keep the own positions")
+    assert within.startswith("Up to 8,192 tokens, keep the own positions")
     assert "+0.020 with YaRN by 2" in within
     assert "use Self-Extend by 4" in beyond
     assert all(number in beyond for number in ("2.100", "4.500", "2.300", "of 8 numbers", "finds 3"))
-    assert tuned.startswith("Train if you can: 12 steps of 4 096 tokens take YaRN by 2 from 2.200 to 2.000")
+    assert tuned.startswith("Train if you can: 12 steps of 4,096 tokens take YaRN by 2 from 2.200 to 2.000")
 
 
 def test_another_record_makes_other_sentences() -> None:
@@ -148,14 +149,14 @@ def test_another_record_makes_other_sentences() -> None:
     assert advice(worse)[2].startswith("Do not train for so few steps")
     better = made()
     better["lengths"]["16384"]["self-extend:4"]["cost_within"] = {"mean": -0.1, "interval": [-0.11, -0.09]}
-    assert advice(better)[0].startswith("Up to 8 192 tokens, use Self-Extend by 4")
+    assert advice(better)[0].startswith("Up to 8,192 tokens, use Self-Extend by 4")
     none = made()
     none["tuned"] = {}
     assert advice(none)[2] == "No training is recorded."
 
 
 def test_the_page_shows_every_number_of_a_record_or_how_to_make_one() -> None:
-    record = {
+    record: dict[str, Any] = {
         "command": "python -m benchmarks.real_models reach", "versions": {"torch": "2.13.0", "gguf": None},
         "weights": {"smollm2": {"title": "A model", "file": "a.gguf", "sha256": "0123456789abcdef0"}},
         "seconds": 120.0, "summary": made(),

@@ -108,6 +108,11 @@ def _model_differences(
     if windows[0] != windows[1]:
         words = [", ".join(f"{window:,}" for window in each) + " tokens" if each else "all tokens" for each in windows]
         yield f"layers with a window attend to {words[0]} here and {words[1]} there"
+    elif len(strips[0]) == len(strips[1]):
+        both = enumerate(zip(*strips, strict=True))
+        odd = [number for number, (one, other) in both if one.window != other.window]
+        if odd:
+            yield f"{len(odd)} of {len(strips[0])} layers have another window, the first of them layer {odd[0]}"
 
 
 def _compare_layers(configs: tuple[Any, Any], layers: tuple[Layers, Layers], common: int) -> LayersComparison:

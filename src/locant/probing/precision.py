@@ -260,8 +260,9 @@ def _rounding(
             wide = torch.promote_types(index_dtype, frequency_dtype)
             product = index[:, None].to(index_dtype).to(wide) * speeds.to(frequency_dtype).to(wide)
             product = product.to(product_dtype)
-            apart = wrapped(product.double() - angles).abs().amax(1)
-            if float(apart.amin(0).max()) <= (within if name in UNHARMED else allowed):
+            apart = wrapped(product.double() - angles).abs()
+            apart = apart.masked_fill(~product.isfinite() & ~angles.isfinite(), 0.0)  # float16 ends at 65,504
+            if float(apart.amax(1).amin(0).max()) <= (within if name in UNHARMED else allowed):
                 return name
         if allowed == within:
             is_close = exact <= within + FEW_ROUNDINGS * index[:, None] * frequencies.abs()

@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -280,7 +280,7 @@ def _largest_difference(subject: Subject, sides: tuple[Rotation, Rotation], enco
 
 
 Difference = tuple[str, str | None]
-"""A difference in words, and its cost: a key of `COSTS`, or ``None`` if not measured."""
+"""A difference in words, and the id of this mistake in `locant.position_costs`, or ``None``."""
 
 
 def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> list[Difference]:
@@ -296,23 +296,19 @@ def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
     """Yield the differences of one side from the same side of an encoding."""
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
-        is_part = bool(pairs[0]) and {*pairs[0]} < {*pairs[1]}
-        yield (
-            first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"),
-            "pairs not rotated" if is_part else None,
-        )
+        yield first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"), _pairs_kind(*pairs)
         return
     if ours.num_heads != other.num_heads:
         heads = [
             "all heads" if each is None else f"the first {each} heads" for each in (ours.num_heads, other.num_heads)
         ]
-        yield f"it rotates {heads[0]}, not {heads[1]}", None
+        yield f"it rotates {heads[0]}, not {heads[1]}", "heads-not-rotated"
     if ours.bent > EVEN:
         yield "angles do not grow evenly with the position", None
         return
     odd, opposite = odd_pairs(ours, other, 1e-12)
     if odd and opposite:
-        yield f"{len(odd)} of {len(ours.blocks)} pairs are rotated in the other direction", None
+        yield f"{len(odd)} of {len(ours.blocks)} pairs are rotated in the other direction", "direction-reversed"
     elif odd:
         (a, b), *_ = odd
         if a.axes != b.axes:
@@ -321,26 +317,51 @@ def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
         else:
             speeds = f"{spell(sum(a.frequencies))} for {spell(sum(b.frequencies))}"
             text = f"have another frequency, the first of them {a.dims} with {speeds} radians per position"
-        yield f"{len(odd)} of {len(ours.blocks)} pairs {text}", _frequency_cost(ours, other)
+        yield f"{len(odd)} of {len(ours.blocks)} pairs {text}", _frequency_kind(ours, other)
     if not math.isclose(ours.factor, other.factor, rel_tol=1e-5):
-        yield f"tokens are multiplied by {spell(ours.factor)}, not by {spell(other.factor)}", "attention factor"
+        yield f"tokens are multiplied by {spell(ours.factor)}, not by {spell(other.factor)}", "attention-factor"
     if ours.begin != other.begin:
         begin = "no position is" if ours.begin is None else f"position {spell(ours.begin)}"
         yield f"position 0 is rotated as {begin}", None
 
 
-def _frequency_cost(ours: Rotation, other: Rotation) -> str | None:
-    """Return the key of the cost of another base or of one factor for all frequencies, ``None`` for other changes."""
+def _pairs_kind(ours: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> str | None:
+    """Return the id of the mistake of these pairs in place of others, or ``None`` for other changes."""
+    if not ours:
+        return "not-rotated"
+    if {*ours} < {*other}:
+        return "pairs-not-rotated"
+    half = len(other)
+    halves = [(i, i + half) for i in range(half)]
+    neighbours = [(2 * i, 2 * i + 1) for i in range(half)]
+    # Code of halves for weights of neighbours, whose dimensions have taken the places of halves.
+    mixed = sorted((i // 2 + half * (i % 2), (i + half) // 2 + half * ((i + half) % 2)) for i in range(half))
+    if [*other] == halves and [*ours] == neighbours:
+        return "half-as-interleaved"
+    is_mixed = [*other] == halves and sorted(ours) == mixed
+    return "interleaved-as-half" if is_mixed or ([*other] == neighbours and [*ours] == halves) else None
+
+
+def _frequency_kind(ours: Rotation, other: Rotation) -> str | None:
+    """Return the id of the mistake of these frequencies in place of others, or ``None`` for other changes."""
     both = [(sum(a.frequencies), sum(b.frequencies)) for a, b in zip(ours.blocks, other.blocks, strict=True)]
     if any(a.axes != b.axes for a, b in zip(ours.blocks, other.blocks, strict=True)) or not all(
         a * b > 0 for a, b in both
     ):
         return None
+    for dtype, kind in ((torch.bfloat16, "frequencies-bfloat16"), (torch.float16, "frequencies-float16")):
+        rounded = [torch.tensor(b, dtype=torch.float32).to(dtype).item() for _, b in both]
+        if all(math.isclose(a, b, rel_tol=1e-5) for (a, _), b in zip(both, rounded, strict=True)):
+            return kind
     ratios = [math.log(a / b) for a, b in both]
     steps = [later - earlier for earlier, later in itertools.pairwise(ratios)] or [0.0]
     if max(map(abs, steps)) < 1e-5:
-        return "linear scaling"
-    return "base" if max(steps) - min(steps) < 1e-4 and abs(ratios[0]) < 1e-4 else None
+        return "rotated-twice" if ratios[0] > 0 else "linear-unasked"
+    if max(steps) - min(steps) > 1e-4 or abs(ratios[0]) > 1e-4:
+        return None
+    if math.isclose(both[-1][0], math.sqrt(both[-1][1]), rel_tol=1e-4):
+        return "frequencies-of-twice-the-width"
+    return "base-10000" if steps[0] > 0 else "base-times-10"
 
 
 def is_measurable(config: object) -> bool:

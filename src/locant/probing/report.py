@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from locant.position_costs import matters
 from locant.positions.base import PositionEncoding
 from locant.probing.costs import OF_ROUNDINGS, Finding
 from locant.probing.norm import NormReport
@@ -23,6 +24,11 @@ DEPENDS = 1e-3
 
 FACTOR = 1e-5
 """Relative changes of a length up to this size do not count."""
+
+ROUNDED_TABLES = 2.0**-6
+"""Relative changes of lengths and of scores up to this size may come from cosines and sines in bfloat16."""
+ROUNDED_ANGLES = 2.0**-3
+"""Changes of angles up to this size, in radians at positions up to 61, may come from angles in bfloat16."""
 
 NEGLIGIBLE = 1e-2
 """Changes of an angle by a cast up to this size are ignored, in radians at positions up to 4,097."""
@@ -54,7 +60,7 @@ class Report:
             if they were not compared.
         expected: the encoding that the target was compared with.
         differences: the differences from `expected`.
-        costs: the cost of each difference, a key of `locant.probing.costs.COSTS`, if it was measured.
+        costs: the id of each difference in `locant.position_costs`, if the cost of such a mistake was measured.
     """
 
     subject: str
@@ -73,13 +79,24 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return descriptions of mistakes and risks, the most costly first."""
-        return tuple(map(str, self._findings()))
+        return tuple(text for _, text in self._described())
+
+    def _described(self) -> Iterator[tuple[Finding, str]]:
+        """Yield the findings in words. The cost of a mistake is stated once."""
+        kinds = set[str | None]()
+        for finding in self._findings():
+            yield finding, finding.text if finding.kind in kinds else str(finding)
+            kinds.add(finding.kind)
 
     def _findings(self) -> list[Finding]:
         costs = (*self.costs, *[None] * (len(self.differences) - len(self.costs)))
         named = zip(self.differences, costs, strict=True)
-        parted = [Finding(f"It is not {self.expected!r}: {text}.", cost) for text, cost in named]
+        parted = [Finding(f"It is not {self.expected!r}: {text}.", self._kind(kind)) for text, kind in named]
         return sorted([*self._warnings(), *parted], key=lambda finding: finding.rank)
+
+    def _kind(self, kind: str | None) -> str | None:
+        """Return the id of a difference, which other measurements may know if the comparison does not."""
+        return kind
 
     def _warnings(self) -> Iterator[Finding]:
         raise NotImplementedError
@@ -95,7 +112,7 @@ class Report:
         lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
         if self.encoding is not None:
             lines.append(f"The same as {self.encoding!r}, to {spell(self.agrees or 0, 2)} {self.compared}.")
-        found = (f"{'Warning' if finding.matters else 'Note'}: {finding}" for finding in self._findings())
+        found = (f"{'Warning' if finding.matters else 'Note'}: {text}" for finding, text in self._described())
         return "\n".join([*lines, *found])
 
 
@@ -229,18 +246,19 @@ class RotationReport(Report):
             phrase = "It does nothing that depends on positions."
             if not (q.is_multiple and k.is_multiple):
                 phrase += " It changes tokens in the same way at every position, as a projection does."
-            yield Finding(phrase)
+            yield Finding(phrase, "not-rotated")
         yield from () if self.norm is None else map(Finding, self.norm.warnings())
         for side, of in ((q, ""),) if q is k or self.reciprocal else ((q, "Of queries: "), (k, "Of keys: ")):
-            yield from (Finding(of + warning) for warning in self._no_rotation(side))
+            yield from (Finding(of + warning, self._rounded_tables(side)) for warning in self._no_rotation(side))
         for shift, moved in self.shifts.items():
             if moved > DEPENDS and shift <= 1000:
                 change = f"q . k changes by {spell(moved, 2)} of |q| |k| when both move on by {shift:,} positions"
-                yield Finding(f"Scores depend on more than distances: {change}.")
+                yield Finding(f"Scores depend on more than distances: {change}.", self._rounded_tables(q))
                 break
         if q is not k:
             yield from (
-                Finding(f"Queries and keys are not {parted}.") for parted in _first_difference(q, k, self.reciprocal)
+                Finding(f"Queries and keys are not {parted}.", kind)
+                for parted, kind in _first_difference(q, k, self.reciprocal)
             )
         if not (q.same_heads and k.same_heads):
             yield Finding("Heads are rotated differently; what is said here holds for the first one.")
@@ -256,13 +274,14 @@ class RotationReport(Report):
             phrase = f"Frequencies begin at {spell(times)} radians per position, not at 1: positions are"
             if math.isclose(times, round(times), rel_tol=FACTOR):
                 often = "twice" if round(times) == 2 else f"{times:.0f} times"
-                yield Finding(f"{phrase} counted {often}, as if tokens were rotated {often}.")
+                kind = "rotated-twice" if often == "twice" else None
+                yield Finding(f"{phrase} counted {often}, as if tokens were rotated {often}.", kind)
             else:
                 yield Finding(f"{phrase} multiplied by {spell(times)}.")
         if self.reversed and sound:
             phrase = "a positive position rotates the second dimension of a pair towards the first"
             phrase = f"The direction is reversed: {phrase}. Weights trained with the usual direction are wrong with it."
-            yield Finding(phrase)
+            yield Finding(phrase, "direction-reversed")
         if self.axes > 1 and q.blocks and (unused := self._unused_axes()):
             one = len(unused) == 1
             phrase = (
@@ -274,11 +293,26 @@ class RotationReport(Report):
             yield from self._imprecise()
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
             phrase = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
-            yield Finding(f"The positions it is given have no effect: {phrase}.")
+            yield Finding(f"The positions it is given have no effect: {phrase}.", "restarts")
         for name, phrase in ARRANGED.items():
             if part := getattr(self.arrangement, name):
                 phrase = ("" if of_which is None else f"Of {of_which} alone: ") + phrase.format(part)
                 yield Finding(phrase, harms=name != "writes")
+
+    def _kind(self, kind: str | None) -> str | None:
+        return kind or self._rounded_tables(self.queries) or self._rounded_tables(self.keys)
+
+    def _rounded_tables(self, side: Rotation) -> str | None:
+        """Return the id of the rounding that small changes of lengths and angles come from, or ``None``.
+
+        Rounded cosines and sines change scores by as much at a large shift as at a small one. A rounded product of
+        position and frequency changes them by more and more.
+        """
+        if not side.blocks or not FACTOR < side.change <= ROUNDED_TABLES or side.bent > ROUNDED_ANGLES:
+            return None
+        far = max((moved for shift, moved in self.shifts.items() if shift <= 1000), default=0.0)
+        step = "float16" if side.change < ROUNDED_TABLES / 8 else "bfloat16"
+        return f"tables-{step}" if max(far, side.bent) <= ROUNDED_TABLES else f"product-{step}"
 
     def _times_counted(self) -> float:
         """Return the angle of the fastest pair at position 1, usually 1, or 1 if the rotation was expected."""
@@ -294,32 +328,34 @@ class RotationReport(Report):
     def _imprecise(self) -> Iterator[Finding]:
         """Yield warnings about wrong angles, in the target's own dtype or after a cast."""
         of, why = "" if self.worse is None else f" of {self.worse}", self.rounding or ""
-        cost = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
+        kind = "restarts" if why.startswith(RESTARTS.split("{")[0]) else OF_ROUNDINGS.get(why)
         if self.uneven is not None:
             place, error = self.uneven
             off = f"off by {spell(error, 2)} radians at position {place:,}"
             explained = f", as with {why}" if why else ""
             phrase = f"Angles{of} do not go on evenly{explained}: frequencies that explain smaller positions are {off}."
-            yield Finding(phrase, cost)
+            yield Finding(phrase, kind)
         if self.errors and self.rounding not in UNHARMED:
             place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
             explained = f"as with {why}" if why else "which rounding of float32 products does not explain"
             phrase = f"Angles{of} are wrong, {explained}: off by {spell(error, 2)} radians at position {place:,}."
-            yield Finding(phrase, cost)
+            yield Finding(phrase, kind)
         harmed = {dtype: each for dtype, each in self.casts.items() if each[0] > NEGLIGIBLE}
         if self.rounding not in (*UNHARMED, None):
             return
-        costs = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
-        for cost in dict.fromkeys(costs.values()):
-            casts = {dtype: each for dtype, each in harmed.items() if costs[dtype] == cost}
+        kinds = {dtype: OF_ROUNDINGS.get(why or "") for dtype, (_, why) in harmed.items()}
+        if not any(map(matters, kinds.values())):  # one note for all of them
+            kinds = dict.fromkeys(kinds, next(iter(kinds.values()), None))
+        for kind in dict.fromkeys(kinds.values()):
+            casts = {dtype: each for dtype, each in harmed.items() if kinds[dtype] == kind}
             off = " and ".join(spell(error, 2) for error, _ in casts.values())
             why = " and ".join(why or "no rounding that is known" for _, why in casts.values())
             off = f"{'at least' if self.sampled else 'up to'} {off} radians, as with {why}"
             phrase = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
-            yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", cost)
+            yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", kind)
         if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
-            cost = OF_ROUNDINGS.get(self.narrow)
-            yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", cost)
+            kind = OF_ROUNDINGS.get(self.narrow)
+            yield Finding(f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}.", kind)
 
     def _no_rotation(self, side: Rotation) -> Iterator[str]:
         if not side.moves:
@@ -378,43 +414,45 @@ def _per_axis(frequencies: tuple[float, ...]) -> str:
     return " and ".join(f"{spell(each, 4)}{axis}" for axis, each in zip(axes, frequencies, strict=True) if each) or "0"
 
 
-def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
-    """Yield the differences of keys from queries that affect scores."""
+def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[tuple[str, str | None]]:
+    """Yield the differences of keys from queries that affect scores, and the ids of these mistakes."""
     if not k.blocks or not q.blocks:
         if q.mixed == 1 or k.mixed == 1:
-            yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all"
+            yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all", None
         return
     if q.order != k.order:
-        yield "given back with their dimensions in one order, which scores see"
+        yield "given back with their dimensions in one order, which scores see", None
     if q.num_heads != k.num_heads:
-        yield "rotated in the same heads"
+        yield "rotated in the same heads", "heads-not-rotated"
     if not reciprocal and not math.isclose(q.factor, k.factor, rel_tol=FACTOR):
         scaled = f"queries are multiplied by {spell(q.factor)} and keys by {spell(k.factor)}"
-        yield f"scaled alike: {scaled}, so scores by {spell(q.factor * k.factor)}"
+        yield f"scaled alike: {scaled}, so scores by {spell(q.factor * k.factor)}", "attention-factor"
     if max(q.bent, k.bent) > EVEN:
         return
     of_q, of_k = ([block.dims for block in side.blocks] for side in (q, k))
     if of_q != of_k:
-        yield f"rotated alike: {first_difference(of_q, of_k, 'pairs of queries', 'those of keys')}"
+        yield f"rotated alike: {first_difference(of_q, of_k, 'pairs of queries', 'those of keys')}", None
         return
     odd, opposite = odd_pairs(q, k, ROUNDED / NEAR[-1])
     if odd and opposite and len(odd) == len(q.blocks):
-        yield "rotated alike: keys in the opposite direction"
+        yield "rotated alike: keys in the opposite direction", None
     elif odd:
         (a, b), *_ = odd
-        yield (
+        text = (
             f"rotated alike: {len(odd)} of {len(q.blocks)} pairs have other frequencies in keys, the first of them "
             f"{a.dims} with {_per_axis(b.frequencies)} for {_per_axis(a.frequencies)} radians per position"
         )
+        yield text, None
     if q.begin is None or k.begin is None:
         turns = [a.offset - b.offset for a, b in zip(q.blocks, k.blocks, strict=True)]
         if any(abs(math.remainder(turn, math.tau)) > ROUNDED for turn in turns):
-            yield "rotated alike at position 0: by angles that differ as those of no two positions do"
+            yield "rotated alike at position 0: by angles that differ as those of no two positions do", None
     elif q.begin != k.begin:
-        yield (
+        text = (
             f"counted alike: position 0 is rotated as position {spell(q.begin)} in queries and {spell(k.begin)} in "
             f"keys, so every distance is off by {q.begin - k.begin:+.6g}"
         )
+        yield text, "keys-off-by-one" if abs(q.begin - k.begin) == 1 else None
 
 
 def _plain(value: Any) -> Any:

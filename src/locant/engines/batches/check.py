@@ -30,6 +30,7 @@ from locant.engines.batches.masks import (
 )
 from locant.engines.batches.model import ModelFacts, Source, facts_of
 from locant.errors import LocantError, Remedy
+from locant.position_costs import rank
 from locant.positions.batches import AXES, BOUNDARIES, split_position_ids
 
 ROWS = ("input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "seq_idx")
@@ -65,6 +66,9 @@ class Findings(tuple[Finding, ...]):
 def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Source | None = None) -> Findings:
     """Find mistakes in the positions and documents of a batch. The result is empty if the batch is consistent.
 
+    A mistake whose cost was measured in trained models states it. The most costly comes first, after the mistakes
+    whose cost is unknown.
+
     Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted. The
     ``unchecked`` of the result lists what needs a model to be checked.
 
@@ -91,7 +95,8 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
         read = _arrange(tensors, axes, facts)
     except _MisshapenError as error:
         return Findings(error.findings)
-    return Findings(_findings(read, axes), _unchecked(read, axes))
+    found = sorted(_findings(read, axes), key=lambda finding: rank(finding.kind))
+    return Findings(found, _unchecked(read, axes))
 
 
 class _MisshapenError(Exception):

@@ -81,7 +81,8 @@ def _compare_lengths_with_ids(document: Int[Tensor, "rows tokens"], batch: Batch
         wrong = (
             f"{BOUNDARIES[0]} begins a document {at(row, token)}, and {batch.facts.attention} attention reads only ids"
         )
-        yield Finding("documents", wrong, "give position_ids that restart with each document", row, token)
+        remedy = "give position_ids that restart with each document"
+        yield Finding("documents", wrong, remedy, row, token, "packed-as-one-text")
     in_two_rows = document[1:, :1] == document[:-1, -1:]
     if (place := place_of(in_two_rows)) is not None:
         row = place[0] + 1
@@ -149,7 +150,8 @@ def mixing_findings(batch: Batch) -> Iterator[Finding]:
         if batch.has_boundaries and facts.attention not in ("sdpa", "eager"):
             return  # FlashAttention reads the lengths
         why = "looks for no documents in ids" if facts.takes_ids else "takes no position_ids"
-        yield Finding("documents", f"{wrong} {why}: {leak}", facts.separation, *place)
+        kind = "packed-documents-visible" if facts.takes_ids and batch.text is not None else "packed-as-one-text"
+        yield Finding("documents", f"{wrong} {why}: {leak}", facts.separation, *place, kind)
 
 
 def label_findings(batch: Batch) -> Iterator[Finding]:
@@ -201,4 +203,4 @@ def other_findings(batch: Batch) -> Iterator[Finding]:
         padded = (ids[:, :1] == pad) & (ids != pad).any(1, keepdim=True)
         if (place := place_of(padded)) is not None:
             wrong = f"row {place[0]} begins with padding (token {pad}), and without attention_mask every token sees it"
-            yield Finding("padding", wrong, "give an attention_mask with 0 at padding", place[0], 0)
+            yield Finding("padding", wrong, "give an attention_mask with 0 at padding", place[0], 0, "padding-visible")

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from locant import position_costs
 from locant.engines.batches.model import ModelFacts
 from locant.positions.batches import BOUNDARIES
 
@@ -25,26 +26,34 @@ class Finding(str):
         remedy: what to do.
         row: the row of the batch, if the mistake is in one row.
         token: the token of the row, if the mistake is at one token.
+        kind: the id of such a mistake in `locant.position_costs`, whose cost the sentence has then, or ``None``.
     """
 
     check: str
+    wrong: str
     remedy: str
     row: int | None
     token: int | None
+    kind: str | None
 
-    def __new__(cls, check: str, wrong: str, remedy: str, row: int | None = None, token: int | None = None) -> Finding:
-        finding = super().__new__(cls, f"{wrong}; {remedy}")
-        finding.check, finding.remedy, finding.row, finding.token = check, remedy, row, token
+    def __new__(
+        cls, check: str, wrong: str, remedy: str, row: int | None = None, token: int | None = None,
+        kind: str | None = None,
+    ) -> Finding:  # fmt: skip
+        cost = position_costs.with_cost("", kind).rstrip(".")
+        finding = super().__new__(cls, f"{wrong}; {remedy}" + (cost and f".{cost}"))
+        finding.check, finding.wrong, finding.remedy = check, wrong, remedy
+        finding.row, finding.token, finding.kind = row, token, kind
         return finding
 
     def __reduce__(self) -> tuple[Any, ...]:
-        wrong = str(self)[: -len(self.remedy) - 2]
-        return Finding, (self.check, wrong, self.remedy, self.row, self.token)
+        return Finding, (self.check, self.wrong, self.remedy, self.row, self.token, self.kind)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         return {
             "check": self.check, "message": str(self), "remedy": self.remedy, "row": self.row, "token": self.token,
+            "kind": self.kind,
         }  # fmt: skip
 
 

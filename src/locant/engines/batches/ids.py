@@ -12,6 +12,9 @@ from locant.engines.batches.documents import documents_from_batch, is_first_id
 from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, place_of
 from locant.positions.batches import document_positions
 
+VISIBLE = "packed-documents-visible"
+"""The kind of mistake if documents see each other, and the ids of each begin anew."""
+
 EXACT_IDS = 2**24
 """The limit of exact integers in float32. Models compute angles from float32 ids."""
 
@@ -26,7 +29,8 @@ def id_findings(batch: Batch) -> Iterator[Finding]:
         row, number = same
         what = "each token is a separate document" if not batch.has_mask else "all tokens have the same position"
         wrong = f"position_ids are {number} for all tokens of row {row}: {what}"
-        yield Finding("ids", wrong, "count the tokens of each document from 0", row, 0)
+        kind = "not-rotated" if batch.has_mask else None
+        yield Finding("ids", wrong, "count the tokens of each document from 0", row, 0, kind)
     elif batch.visible is not None:
         yield from _ids_with_attention_mask(text, batch.visible, batch)
     elif batch.has_padding_mask:
@@ -93,7 +97,8 @@ def _falls(text: Tensor, real: Tensor) -> Bool[Tensor, "rows tokens"]:
 
 def _fall_finding(text: Tensor, row: int, token: int) -> Finding:
     wrong = f"position_ids go from {int(text[row, token - 1]):,} to {int(text[row, token]):,} {at(row, token)}"
-    return Finding("ids", wrong + ", within a document", "count the tokens of each document from 0", row, token)
+    kind = "position-repeated" if text[row, token - 1] == text[row, token] else "ranks-in-wrong-order"
+    return Finding("ids", wrong + ", within a document", "count the tokens of each document from 0", row, token, kind)
 
 
 def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
@@ -116,12 +121,12 @@ def _ids_alone(text: Tensor, batch: Batch) -> Iterator[Finding]:
             return  # `mixing_findings` reports these
         if batch.tensors.get("use_cache") is not None and bool(batch.tensors["use_cache"]):
             wrong = f"position_ids restart {at(row, token)}, but with a cache a model looks for no documents in ids"
-            yield Finding("documents", wrong, "set use_cache=False", row, token)
+            yield Finding("documents", wrong, "set use_cache=False", row, token, VISIBLE)
         elif len(text) > 1 and "flash" in (facts.attention or ""):
             wrong = (
                 f"position_ids restart {at(row, token)}, but FlashAttention looks for documents only in a single row"
             )
-            yield Finding("documents", wrong, "pack all documents into one row", row, token)
+            yield Finding("documents", wrong, "pack all documents into one row", row, token, VISIBLE)
 
 
 def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
@@ -137,7 +142,7 @@ def _ids_with_padding_mask(text: Tensor, batch: Batch) -> Iterator[Finding]:
     remedy = "leave attention_mask out" if batch.real.all() else "leave out the padding, and attention_mask with it"
     if facts.finds_documents is False or facts.reads_seq_idx is not None:
         remedy = facts.separation
-    yield Finding("documents", wrong, remedy, row, token)
+    yield Finding("documents", wrong, remedy, row, token, VISIBLE)
 
 
 def _first_real(text: Tensor, real: Tensor) -> Int[Tensor, " rows"]:
@@ -158,7 +163,7 @@ def _ids_with_attention_mask(text: Tensor, visible: Tensor, batch: Batch) -> Ite
         if int(text[row, begin]) in (0, int(_first_real(text, batch.real)[row])):
             wrong = f"position_ids begin a document {at(row, begin)}, and attention_mask of four axes shows token"
             wrong += f" {query} the token {key} before it"
-            yield Finding("documents", wrong, "hide other documents from each token", row, query)
+            yield Finding("documents", wrong, "hide other documents from each token", row, query, VISIBLE)
         else:
             yield _fall_finding(text, row, begin)
 

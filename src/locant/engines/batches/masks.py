@@ -74,7 +74,7 @@ def _check_padding_mask(mask: Tensor) -> Iterator[Finding]:
     elif bool((mask >= 0).all()) and bool((mask == mask.round()).all()):
         wrong = f"attention_mask numbers documents, {number:g} {at(row, token)}, but models read them as one document"
         remedy = "give position_ids that restart with each document, and no attention_mask"
-        yield Finding("documents", wrong, remedy, row, token)
+        yield Finding("documents", wrong, remedy, row, token, "packed-as-one-text")
     else:
         wrong = f"attention_mask is {number:g} {at(row, token)}, which a model reads as a visible token"
         yield Finding("mask", wrong, "use 1 for tokens and 0 for padding", row, token)
