@@ -108,8 +108,8 @@ def join(*caches: Any) -> DynamicCache:
     joined = DynamicCache()
     for number in range(len(caches[0].layers)):
         layers = [cache.layers[number] for cache in caches]
-        states = (torch.cat([getattr(layer, name) for layer in layers], 2) for name in ("keys", "values"))
-        joined.update(*states, number)
+        keys, values = (torch.cat([getattr(layer, name) for layer in layers], 2) for name in ("keys", "values"))
+        joined.update(keys, values, number)
     return joined
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ NAMES = {
 }  # fmt: skip
 MATTERS = 0.01
 """The difference of losses, in nats per token, from which a sentence calls one of them better."""
+ROUNDED = 1e-5
+"""The last digit of recorded losses."""
 NEW = "Not measured yet. `{command}` measures it."
 
 
@@ -217,7 +220,7 @@ def _method(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         checked = join_and([f"{name(way)} at {_number(int(length))}" for length, _, way in keys])
         lines.append(
             f"Calculated a second time with `transformers` and a hook, without this package: {checked}. The largest "
-            f"difference of a mean loss is {largest:.1g} nats."
+            f"difference of a mean loss is {_largest(largest)} nats."
         )
     return "\n\n".join(lines)
 
@@ -245,9 +248,13 @@ def reused_keys(record: Mapping[str, Any] | None = None) -> str:
         largest = max(abs(each["first"] - each["second"]) for each in both)
         parts.append(
             "Calculated a second time with `transformers` alone, where the chunk is read at its new place instead of "
-            f"moved: the largest difference of {len(both)} losses is {largest:.1g} nats."
+            f"moved: the largest difference of {len(both)} losses is {_largest(largest)} nats."
         )
     return "\n\n".join(parts)
+
+
+def _largest(difference: float) -> str:
+    return f"{difference:.0e}" if difference >= ROUNDED else f"below {ROUNDED:.0e}"
 
 
 def _rise(row: Mapping[str, Any]) -> str:
@@ -270,12 +277,16 @@ def _said(summary: Mapping[str, Any]) -> str:
 
 def _drifts(summary: Mapping[str, Any]) -> Iterator[str]:
     rows = [
-        [dtype, *(f"{drift['by_moves'][number - 1]:.1e}" for number in _counts(drift)), f"{drift['one_move']:.1e}"]
+        [dtype, *(_bits(drift["by_moves"][number - 1]) for number in _counts(drift)), _bits(drift["one_move"])]
         for dtype, drift in summary["drift"].items()
     ]
     counts = _counts(next(iter(summary["drift"].values())))
     yield "The relative error of all keys, against one rotation in float64 of the keys before the first move:"
     yield _table(["keys in", *(f"after {number}" for number in counts), "one move to the same place"], rows)
+
+
+def _bits(error: float) -> str:
+    return f"{error:.1e} ({-math.log2(error):.1f} bits)" if error else "none"
 
 
 def _counts(drift: Mapping[str, Any]) -> list[int]:
