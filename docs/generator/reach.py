@@ -147,7 +147,8 @@ def how_far(record: Mapping[str, Any] | None = None) -> str:
             parts += [f"## Rows of {_number(int(length))} tokens", _rows(int(length), rows, summary["trained"])]
     if summary["tuned"]:
         parts += ["## After some training", _table(*_tunings(summary))]
-    parts += ["## Exact angles", *_angles(summary)]
+    if angles := [*_angles(summary)]:
+        parts += ["## Exact angles", *angles]
     parts += ["## How it was measured", _method(record, summary)]
     return "\n\n".join(part for part in parts if part)
 

@@ -69,12 +69,12 @@ def test_every_encoding_reads_what_transformers_with_a_hook_reads(subject: Subje
     assert rows.keys() == {*WAYS, CUT, "exact", "rerope", "dual-chunk"}
     assert checks.keys() == {f"384/{way}" for way in WAYS}
     for each in checks.values():
-        assert each["first"] == pytest.approx(each["second"], abs=2e-5)
+        assert each["first"] == pytest.approx(each["second"], abs=2 * LOGITS)
     assert len({round(each["first"], 3) for each in checks.values()}) >= len(WAYS) - 1, "dynamic is NTK at one length"
     first, last = record["summary"]["offsets"]
-    assert first["own"] == pytest.approx(first["exact"], abs=2e-5)
-    assert last["exact"] == pytest.approx(first["exact"], abs=2e-5)
-    assert abs(last["own"] - last["exact"]) > 1e-3
+    assert first["own"] == pytest.approx(first["exact"], abs=2 * LOGITS)
+    assert last["exact"] == pytest.approx(first["exact"], abs=2 * LOGITS)
+    assert abs(last["own"] - last["exact"]) > 10 * LOGITS
     assert "Rows of 384 tokens" in how_far(record)
 
 
