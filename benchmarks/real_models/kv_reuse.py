@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
     """The tokens before a chunk, the chunk, and the tokens after it: the text goes on, and the questions follow.
 
     Args:
-        answers: the first and the last but one token of each answer, counted in `after`.
+        answers: the start and stop of each answer in `after`.
         continuation: the number of tokens of the text in `after`.
     """
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
@@ -114,7 +115,7 @@ PLAN = Plan(
         Reading(16_384, ("own", CUT, "yarn:2", "self-extend:4", "ntk:2", "dual-chunk", "rerope", "linear:2")),
         Reading(4096, ("own", "exact", *BY_SCALING, *BY_DISTANCE, "nope")),
         Reading(8192, ("own", "exact", "yarn:2", "self-extend:4")),
-        Reading(16_384, ("dynamic", SEARCHED)),
+        Reading(16_384, (SEARCHED,)),
         Reading(32_768, ("yarn:4", "self-extend:8")),
     ),
     tunings=(Tuning("yarn:2", 10, 4096, (4096, 16_384)), Tuning("drope", 40, 1024, (4096,))),
@@ -133,7 +134,7 @@ class Row(NamedTuple):
     """Tokens, whether each token but the first counts for the loss, and the answers.
 
     Args:
-        answers: the first token of a secret number in the text, and the first and the last but one token of its answer.
+        answers: the index of the first token of a number in the text, and the start and stop of its answer.
     """
 
     ids: Tensor
@@ -276,7 +277,7 @@ def _read_at(subject: Subject, way: str, offset: int, length: int) -> dict[str, 
 
 
 def angle_errors(base: float, width: int, lengths: Sequence[int]) -> dict[str, float]:
-    """Return the largest error of float32 angles among the last 1 024 positions below each length, with NumPy."""
+    """Return the largest error of float32 angles among the last 1,024 positions below each length, with NumPy."""
     exponents = np.arange(0, width, 2)
     exact = base ** (-exponents / width)
     rounded = (1.0 / np.float32(base) ** (exponents.astype(np.float32) / np.float32(width))).astype(np.float32)
@@ -407,6 +408,9 @@ def run(*, anew: bool = False, folder: Path = RESULTS, plan: Plan = PLAN, subjec
     """Measure everything in the plan that is not recorded yet."""
     record = Record(PART, [plan.model], anew=anew, folder=folder, summary=partial(summary, plan=plan))
     read_subject = lru_cache(maxsize=1)(lambda: load(plan.model) if subject is None else subject)
+
+    if anew:
+        shutil.rmtree(_work(read_subject()))  # the package's own search and training go on where they were stopped
 
     def factors() -> LongFactors:
         found = record.measured["search"]

@@ -94,6 +94,12 @@ def test_factors_are_searched_and_models_are_tuned(subject: Subject, tmp_path: P
         tuned = record["summary"]["tuned"][way]["readings"]["384"]
         assert tuned["after"]["within"] != tuned["before"]["within"]
     assert len(advice(record["summary"])) == 3
+    before = {file: file.stat().st_mtime_ns for file in subject.folder.parent.rglob("tuning.json")}
+    reach.run(folder=tmp_path, plan=plan, subject=subject)
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    reach.run(folder=tmp_path, plan=plan, subject=subject, anew=True)
+    assert all(file.stat().st_mtime_ns > time for file, time in before.items())
+    assert json.loads((tmp_path / "reach.json").read_text())["summary"] == record["summary"]
 
 
 # ---------------------------------------------------------------------- pages
