@@ -46,9 +46,10 @@ def _findings(rows: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[s
         costs = {key: row["costs"][model] for key, row in rows.items() if row["costs"].get(model)}
         if not costs:
             continue
-        worst = sorted(costs, key=lambda key: -_worst(costs[key]))
+        worst = sorted((key for key in costs if _worst(costs[key]) > SMALL), key=lambda key: -_worst(costs[key]))
         harmless = [key for key in costs if max(abs(each["cost"]) for each in costs[key].values()) < SMALL]
-        yield f"**{title}**: of {len(costs)} changes the most costly are {_named(worst[:5], costs)}."
+        if worst:
+            yield f"**{title}**: of {len(costs)} changes the most costly are {_named(worst[:5], costs)}."
         if harmless:
             yield f"In {title}, {len(harmless)} cost less than {SMALL} nats at every length: {_keys(harmless)}."
         hidden = [
