@@ -446,6 +446,7 @@ def _facts(value: Mapping[str, Any], length: int, trained: int) -> dict[str, Any
         "found_far": sum(each["found"] for each in far),
         "asked_far": len(far),
         "nats": _mean([each["nats"] for each in answers]),
+        "nats_far": _mean([each["nats"] for each in far]),
     }
 
 

@@ -22,7 +22,7 @@ MATTERS = 0.01
 """The difference of losses, in nats per token, from which a sentence calls one of them better."""
 ROUNDED = 1e-5
 """The last digit of recorded losses."""
-NEW = "Not measured yet. `{command}` measures it."
+NEW = "Not measured yet. Run `{command}`."
 
 
 def name(way: str) -> str:
@@ -41,6 +41,10 @@ def _number(value: int) -> str:
 
 def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _nats(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def _change(difference: Mapping[str, Any] | None) -> str:
@@ -96,8 +100,8 @@ def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> s
     )
     far = max((way for way in rows if way not in ("own", CUT)), key=lambda way: rows[way]["found_far"])
     found = (
-        f"of {row['asked_far']} numbers at least {_number(trained)} tokens back, {name(best)} finds {row['found_far']}"
-        f" and the own positions find {own['found_far']}"
+        f"of {row['asked_far']} numbers at least {_number(trained)} tokens back, {name(best)} finds {row['found_far']} "
+        f"({_nats(row['nats_far'])} nats each) and the own positions find {own['found_far']} ({_nats(own['nats_far'])})"
     )
     if rows[far]["found_far"] > row["found_far"]:
         found += f", but {name(far)} finds {rows[far]['found_far']}"
@@ -158,12 +162,15 @@ def _rows(length: int, rows: Mapping[str, Any], trained: int) -> str:
     stretches = [f"{_number(begin)} to {_number(end)}" for begin, end, _ in first["by_position"]]
     is_long = length > trained
     head = ["positions", *stretches, *(["against own, cut"] if is_long else ["against own"]), "found"]
-    head += [f"found, from {_number(trained)} back"] if is_long else []
+    head += ["nats of a number"]
+    head += [f"found, from {_number(trained)} back", "nats of such a number"] if is_long else []
     lines = []
     for way, row in rows.items():
         line = [name(way), *(_loss(loss) for _, _, loss in row["by_position"])]
         line += [_change(row.get("against_cut" if is_long else "against_own")), f"{row['found']} of {row['asked']}"]
-        lines.append([*line, f"{row['found_far']} of {row['asked_far']}"] if is_long else line)
+        line += [_nats(row["nats"])]
+        line += [f"{row['found_far']} of {row['asked_far']}", _nats(row["nats_far"])] if is_long else []
+        lines.append(line)
     return _table(head, lines)
 
 

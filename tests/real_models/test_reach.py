@@ -109,7 +109,7 @@ def row(within: float, beyond: float, far: int, *, cost: float, against: float) 
     interval = [against - 0.01, against + 0.01]
     return {
         "by_position": [[0, 2048, within], [2048, 16_384, beyond]], "within": within, "beyond": beyond,
-        "found": far + 1, "asked": 16, "found_far": far, "asked_far": 8, "nats": 3.0,
+        "found": far + 1, "asked": 16, "found_far": far, "asked_far": 8, "nats": 3.0, "nats_far": 20.0 - far,
         "cost_within": {"mean": cost, "interval": [cost - 0.001, cost + 0.001]},
         "against_cut": {"mean": against, "interval": interval},
     }  # fmt: skip
@@ -140,7 +140,7 @@ def test_three_sentences_follow_from_the_numbers() -> None:
     assert within.startswith("Up to 8,192 tokens, keep the own positions")
     assert "+0.020 with YaRN by 2" in within
     assert "use Self-Extend by 4" in beyond
-    assert all(number in beyond for number in ("2.100", "4.500", "2.300", "of 8 numbers", "finds 3"))
+    assert all(number in beyond for number in ("2.100", "4.500", "2.300", "of 8 numbers", "finds 3 (17.0 nats each)"))
     assert tuned.startswith("Train if you can: 12 steps of 4,096 tokens take YaRN by 2 from 2.200 to 2.000")
 
 
@@ -168,7 +168,7 @@ def test_the_page_shows_every_number_of_a_record_or_how_to_make_one() -> None:
         "seconds": 120.0, "summary": made(),
     }  # fmt: skip
     page = how_far(record)
-    assert "| Self-Extend by 4 | 2.400 | 2.100 | -0.200 (-0.210 to -0.190) | 4 of 16 | 3 of 8 |" in page
+    assert "| Self-Extend by 4 | 2.400 | 2.100 | -0.200 (-0.210 to -0.190) | 4 of 16 | 3.0 | 3 of 8 | 17.0 |" in page
     assert "torch 2.13.0. `python -m benchmarks.real_models reach` took 2 minutes" in page
     other = copy.deepcopy(record)
     other["summary"]["lengths"]["16384"]["yarn:2"]["by_position"][0][2] = 2.777
