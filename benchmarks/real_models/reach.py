@@ -114,11 +114,11 @@ PLAN = Plan(
     readings=(
         Reading(16_384, ("own", CUT, "yarn:2", "self-extend:4", "ntk:2", "dual-chunk", "rerope", "linear:2")),
         Reading(4096, ("own", "exact", *BY_SCALING, *BY_DISTANCE, "nope")),
-        Reading(8192, ("own", "exact", "yarn:2", "self-extend:4")),
+        Reading(8192, ("own", "exact")),
         Reading(16_384, (SEARCHED,)),
         Reading(32_768, ("yarn:4", "self-extend:8")),
     ),
-    tunings=(Tuning("yarn:2", 10, 4096, (4096, 16_384)), Tuning("drope", 40, 1024, (4096,))),
+    tunings=(Tuning("yarn:2", 8, 4096, (4096, 16_384)), Tuning("drope", 24, 1024, (4096,))),
     generations=0,
     offsets=(0, 2**13, 2**17, 2**20, 2**21, 2**22, 2**23),
     offset_length=1024,
