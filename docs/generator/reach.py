@@ -63,7 +63,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _compared(summary: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """Return the longest length that was read with the own positions and in short windows, and its rows."""
+    """Return the longest length that was read with the model's own positions and in short windows, and its rows."""
     lengths = [int(length) for length, rows in summary["lengths"].items() if {"own", CUT} <= rows.keys()]
     longest = max((length for length in lengths if length > summary["trained"]), default=0)
     return longest, summary["lengths"].get(str(longest), {})
@@ -87,27 +87,27 @@ def _within(trained: int, rows: Mapping[str, Any], ways: Sequence[str]) -> str:
     costs = {way: rows[way]["cost_within"] for way in ways}
     better = [way for way, cost in costs.items() if cost["interval"] and cost["interval"][1] < -MATTERS / 2]
     changes = join_and([f"{cost['mean']:+.3f} with {name(way)}" for way, cost in costs.items()])
-    if better:
-        return f"Up to {_number(trained)} tokens, use {name(better[0])}: the loss changes by {changes} nats per token."
-    return f"Up to {_number(trained)} tokens, keep the own positions: the loss changes by {changes} nats per token."
+    recipe = f"use {name(better[0])}" if better else "keep the model's own positions"
+    return f"Up to {_number(trained)} tokens, {recipe}: the loss changes by {changes} nats per token."
 
 
 def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> str:
     own, cut, row = rows["own"], rows[CUT], rows[best]
     losses = (
         f"the loss beyond {_number(trained)} is {_loss(row['beyond'])} with {name(best)}, {_loss(own['beyond'])} with "
-        f"the own positions, and {_loss(cut['beyond'])} in windows of {_number(trained)} tokens"
+        f"the model's own positions, and {_loss(cut['beyond'])} in windows of {_number(trained)} tokens"
     )
     far = max((way for way in rows if way not in ("own", CUT)), key=lambda way: rows[way]["found_far"])
     found = (
         f"of {row['asked_far']} numbers at least {_number(trained)} tokens back, {name(best)} finds {row['found_far']} "
-        f"({_nats(row['nats_far'])} nats each) and the own positions find {own['found_far']} ({_nats(own['nats_far'])})"
+        f"({_nats(row['nats_far'])} nats each) and the model's own positions find {own['found_far']} "
+        f"({_nats(own['nats_far'])})"
     )
     if rows[far]["found_far"] > row["found_far"]:
         found += f", but {name(far)} finds {rows[far]['found_far']}"
     interval = (row["against_cut"] or {}).get("interval")
     if own["beyond"] <= row["beyond"]:
-        recipe = "keep the own positions"
+        recipe = "keep the model's own positions"
     elif interval and interval[1] < 0:
         recipe = f"use {name(best)}"
     else:
@@ -124,7 +124,7 @@ def _tuned(summary: Mapping[str, Any], rows: Mapping[str, Any], best: str) -> st
             part, rival, other = "beyond", rows[best]["beyond"], f"{name(best)} and no training"
         else:
             own = summary["lengths"].get(length, {}).get("own", {})
-            part, rival, other = "within", own.get("within"), "the own positions"
+            part, rival, other = "within", own.get("within"), "the model's own positions"
         if before is None or rival is None:
             continue
         is_worth = after[part] < rival - MATTERS

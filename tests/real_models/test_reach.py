@@ -137,7 +137,7 @@ def made(**beyond: float) -> dict[str, Any]:
 
 def test_three_sentences_follow_from_the_numbers() -> None:
     within, beyond, tuned = advice(made())
-    assert within.startswith("Up to 8,192 tokens, keep the own positions")
+    assert within.startswith("Up to 8,192 tokens, keep the model's own positions")
     assert "+0.020 with YaRN by 2" in within
     assert "use Self-Extend by 4" in beyond
     assert all(number in beyond for number in ("2.100", "4.500", "2.300", "of 8 numbers", "finds 3 (17.0 nats each)"))
@@ -149,7 +149,7 @@ def test_another_record_makes_other_sentences() -> None:
     assert "finds 2" in advice(made(yarn=2.05))[1]
     assert "but Self-Extend by 4 finds 3" in advice(made(yarn=2.05))[1]
     assert "cut the text into windows" in advice(made(cut=2.1))[1]
-    assert "keep the own positions" in advice(made(own=2.0))[1]
+    assert "keep the model's own positions" in advice(made(own=2.0))[1]
     worse = made()
     worse["tuned"]["yarn:2"]["readings"]["16384"]["after"]["beyond"] = 2.15
     assert advice(worse)[2].startswith("Do not train for so few steps")
