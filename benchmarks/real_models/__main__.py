@@ -20,6 +20,8 @@ PARTS = {
     "bugs": "benchmarks.real_models.cost_of_bugs",
     "bugs-again": "benchmarks.real_models.bugs_again",
     "bugs-picture": "benchmarks.real_models.picture",
+    "reach": "benchmarks.real_models.reach",
+    "kv_reuse": "benchmarks.real_models.kv_reuse",
 }
 """The module of each part, in the order in which they run. Its function ``run(anew, folder)`` makes the part."""
 
