@@ -37,7 +37,7 @@ from locant.lab import TuneSettings, ruler, tune
 from locant.lab.evaluation import interval_of_mean
 from locant.lab.factor_search import search_factors
 from locant.lab.position_overrides import PositionOverride
-from locant.lab.readable import Readable, read_language_model
+from locant.lab.readable_model import ReadableModel, read_language_model
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -146,7 +146,7 @@ class Subject(NamedTuple):
     """A model that can be read with other encodings, with its folder and its tokenizer."""
 
     folder: Path
-    model: Readable
+    model: ReadableModel
     tokenizer: Tokenizer
 
 
@@ -254,9 +254,9 @@ def _reading_with(subject: Subject, way: str, length: int, factors: LongFactors 
     if way == SEARCHED:
         assert factors is not None
         extension = extend(read_source(str(subject.folder)), to=length, method="longrope", factors=factors)
-        return subject.model.reading_with(extension.rotary[1])
+        return subject.model.use_encoding(extension.rotary[1])
     torch.manual_seed(0)
-    return subject.model.reading_with(subject.model.encoding(PositionOverride.of(way), length))
+    return subject.model.use_encoding(subject.model.encoding(PositionOverride.of(way), length))
 
 
 def _read(subject: Subject, way: str, length: int, plan: Plan, factors: LongFactors | None = None) -> dict[str, Any]:

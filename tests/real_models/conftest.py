@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.real_models.cost_of_bugs import texts
 from benchmarks.real_models.reach import Subject
 from locant import Tokenizer
-from locant.lab.readable import read_language_model
+from locant.lab.readable_model import read_language_model
 
 TRAINED = 128
 
