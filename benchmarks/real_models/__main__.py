@@ -20,6 +20,8 @@ PARTS = {
     "bugs": "benchmarks.real_models.cost_of_bugs",
     "bugs-again": "benchmarks.real_models.bugs_again",
     "bugs-picture": "benchmarks.real_models.picture",
+    "reach": "benchmarks.real_models.reach",
+    "kv_reuse": "benchmarks.real_models.kv_reuse",
     "audit": "benchmarks.real_models.audits",
     "engines": "benchmarks.real_models.engine_file",
     "minilm": "benchmarks.real_models.learned_rows",

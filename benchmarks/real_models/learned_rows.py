@@ -233,7 +233,8 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
         *(abs(sentences[name]["own"]["exchanged"] - each) for name, each in second["exchanged"].items()),
     ]
     return {
-        "rows": {key: value for key, value in rows.items() if key != "map"}, "sentences": {name: group["own"] for name, group in sentences.items()}, "readings": readings,
+        "rows": {key: value for key, value in rows.items() if key != "map"},
+        "sentences": {name: group["own"] for name, group in sentences.items()}, "readings": readings,
         "texts": GROUPS, "long texts": measured["long texts"], "check": _round(max(differences)),
     }  # fmt: skip
 

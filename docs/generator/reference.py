@@ -24,6 +24,7 @@ from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.models_table import models_table
+from docs.generator.reach import how_far, reused_keys
 from docs.generator.real_models import position_bugs
 from docs.generator.records import ROOT, benchmarks, engines, known_bugs
 from docs.generator.trained import page as trained_models
@@ -71,6 +72,8 @@ def pages() -> dict[str, str]:
         "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
+        "how_far.txt": how_far(),
+        "reused_keys.txt": reused_keys(),
         "position_bugs.txt": position_bugs(),
         "trained_models.txt": trained_models(),
     }
