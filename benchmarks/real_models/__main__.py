@@ -22,6 +22,9 @@ PARTS = {
     "bugs-picture": "benchmarks.real_models.picture",
     "reach": "benchmarks.real_models.reach",
     "kv_reuse": "benchmarks.real_models.kv_reuse",
+    "audit": "benchmarks.real_models.audits",
+    "engines": "benchmarks.real_models.engine_file",
+    "minilm": "benchmarks.real_models.learned_rows",
 }
 """The module of each part, in the order in which they run. Its function ``run(anew, folder)`` makes the part."""
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from locant.errors import InputError
 from locant.files import replace_file
 
-__all__ = ["MODELS", "Weights", "facts", "install", "load", "main", "path"]
+__all__ = ["MODELS", "Weights", "facts", "folder", "install", "load", "main", "path"]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(__file__).with_name("packages.txt")
@@ -159,15 +159,24 @@ def load(name: str) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    file = path(name)
     kind = transformers.AutoModelForCausalLM if MODELS[name].is_causal else transformers.AutoModel
-    folder = file.parent
-    if file.suffix == ".gguf":
-        folder = site() / "float32" / f"{name}-{MODELS[name].sha256[:12]}"
-        if not (folder / "complete").exists():
-            _dequantise(file, folder)
-    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(folder)
+    model = kind.from_pretrained(folder(name), dtype=torch.float32).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder(name))
+
+
+def folder(name: str) -> Path:
+    """Return the folder of a model in safetensors. A GGUF file is dequantised, once.
+
+    Raises:
+        InputError: the weights are not installed, or the file is not the published file.
+    """
+    file = path(name)
+    if file.suffix != ".gguf":
+        return file.parent
+    dequantised = site() / "float32" / f"{name}-{MODELS[name].sha256[:12]}"
+    if not (dequantised / "complete").exists():
+        _dequantise(file, dequantised)
+    return dequantised
 
 
 def _dequantise(file: Path, folder: Path) -> None:

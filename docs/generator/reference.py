@@ -27,6 +27,8 @@ from docs.generator.models_table import models_table
 from docs.generator.reach import how_far, reused_keys
 from docs.generator.real_models import position_bugs
 from docs.generator.records import ROOT, benchmarks, engines, known_bugs
+from docs.generator.trained import page as trained_models
+from docs.generator.trained import pictures as pictures_of_trained_models
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS
@@ -73,6 +75,7 @@ def pages() -> dict[str, str]:
         "how_far.txt": how_far(),
         "reused_keys.txt": reused_keys(),
         "position_bugs.txt": position_bugs(),
+        "trained_models.txt": trained_models(),
     }
 
 
@@ -82,6 +85,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
         **{f"encodings/{name}": partial(locant.plot, name) for name in encodings()},
         **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in SCALINGS},
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
+        **pictures_of_trained_models(),
     }
 
 

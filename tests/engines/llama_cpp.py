@@ -64,17 +64,22 @@ class LlamaCpp:
         library.llama_free(self.context)
         library.llama_model_free(self.model)
 
-    def logits(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
-        """Of every token, the first of which stands at `start`."""
-        library.llama_memory_clear(library.llama_get_memory(self.context), True)
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits of each token."""
+        return library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
+
+    def logits(self, ids: Sequence[int], start: int = 0, *, keep: bool = False) -> np.ndarray:
+        """Of every token, the first of which stands at `start`. With `keep`, tokens that were read before are seen."""
+        if not keep:
+            library.llama_memory_clear(library.llama_get_memory(self.context), True)
         batch = library.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)
         for slot, token in enumerate(ids):
             batch.token[slot], batch.pos[slot] = int(token), start + slot
             batch.n_seq_id[slot], batch.seq_id[slot][0], batch.logits[slot] = 1, 0, 1
         assert library.llama_decode(self.context, batch) == 0
-        vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
-        content = ffi.buffer(library.llama_get_logits(self.context), len(ids) * vocab_size * 4)
-        values = np.frombuffer(content, np.float32).reshape(len(ids), vocab_size).copy()
+        content = ffi.buffer(library.llama_get_logits(self.context), len(ids) * self.vocab_size * 4)
+        values = np.frombuffer(content, np.float32).reshape(len(ids), self.vocab_size).copy()
         library.llama_batch_free(batch)
         return values

