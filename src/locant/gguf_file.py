@@ -19,6 +19,7 @@ import numpy as np
 from locant.arguments import short_repr
 from locant.errors import InputError
 from locant.extras import require
+from locant.shell import shell_path
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -57,7 +58,7 @@ def find_gguf(path: Path | str) -> Path | None:
         if path.suffix.lower() == SUFFIX:
             return path
         if PIECE.search(path.name) and os.path.isfile(path):  # noqa: PTH113
-            whole = path.name[: path.name.lower().rindex(SUFFIX) + len(SUFFIX)]
+            whole = shell_path(path.with_name(path.name[: path.name.lower().rindex(SUFFIX) + len(SUFFIX)]))
             got = f"got {path}, a piece of a GGUF file"
             raise InputError(got, f"join the pieces in their order: cat {whole}.* > {whole}")
         return None

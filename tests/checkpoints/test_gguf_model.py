@@ -154,7 +154,7 @@ def test_what_is_not_a_model_is_refused_with_the_reason(fault: str, file: Path) 
 
 def test_a_piece_of_a_file_and_a_missing_file_are_named(file: Path) -> None:
     piece = file.rename(file.with_name("tiny.gguf.part00"))
-    with refuses(InputError, "a piece of a GGUF file", "cat tiny.gguf.* > tiny.gguf"):
+    with refuses(InputError, "a piece of a GGUF file", f"cat {file}.* > {file}"):
         load_gguf(piece)
     with refuses(InputError, "got no file"):
         load_gguf(file)

@@ -215,7 +215,7 @@ def test_a_remedy_is_written_in_the_words_of_who_reads_it() -> None:
         (Remedy(far=None), "far=None", "no --far"),
         (Remedy(end=True), "end=True", "--end"),
         (Remedy(end=False), "end=False", "--no-end"),
-        (Remedy(far="{}"), "far='{}'", "--far {}"),
+        (Remedy(far="{}"), "far='{}'", "--far '{}'"),
         ("num_tasks=4 in another's words", "num_tasks=4 in another's words", "num_tasks=4 in another's words"),
     ):
         for error in (LocantError("got 3", remedy), pickle.loads(pickle.dumps(LocantError("got 3", remedy)))):  # noqa: S301

@@ -42,7 +42,7 @@ def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(
         ("--with yarn:1", "does not stretch the model"),
         ("--with yarn:0.5", "at least 1"),
         ("--with alibi:4", "takes no number"),
-        ("--with albi", "with='alibi'"),
+        ("--with albi", "--with alibi"),
         ("--with self-extend", "--with own"),
         ("--with drope --train new", "--train all"),
         ("--with own --adapter", "--train lora"),
@@ -126,7 +126,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers without end": (a_key("num_hidden_layers", 2**40), "for the layers of a model, expected from 0 to 1,000"),
     "fewer heads than none": (a_key("n_head", -4), "-4 for the heads of a model"),
     "no share to drop": (a_key("attention_dropout", 2.5), "has to be between 0 and 1"),
-    "gigabytes of nothing": (a_key("intermediate_size", 2**26), "but its config.json describes 6,4"),
+    "gigabytes of nothing": (a_key("intermediate_size", 2**26), "but its configuration describes 6,4"),
     "a length that is none": (a_key("max_position_embeddings", 0), "0 for max_position_embeddings"),
     "a trained length that is none": (
         a_key("rope_parameters", {"rope_type": "default", "rope_theta": 1e4, TRAINED: math.nan}),

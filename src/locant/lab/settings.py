@@ -54,6 +54,7 @@ The first task after the text is the hardest. The learning rates are chosen on i
 CHECKS: dict[str, Callable[..., Any]] = {
     "int": partial(whole, low=1),
     "float": partial(real, above=0),
+    "Real": partial(real, above=0),
     "bool": lambda name, value, remedy: flag(name, value),
 }
 """The usual checks of settings, by the type in their annotation."""
