@@ -1,7 +1,7 @@
-"""The exceptions of this package. Each states the value it got, the value it expected, and a remedy.
+"""The exceptions of this package. Each message states the value that was passed, what was expected, and a remedy.
 
-All of them are `ValueError`s, so that code that does not import this package can catch them. All of them store the
-remedy separately from the cause, so that the command line can print ``cause; try: remedy`` in one line.
+All of them are `ValueError`s, so code that does not import this package can catch them. They store the cause and the
+remedy separately, so that the command line can print ``cause; try: remedy`` in one line.
 """
 
 from typing import Any
@@ -10,9 +10,10 @@ __all__ = ["InputError", "LocantError", "PythonRemedy", "RangeError", "Remedy", 
 
 
 class Remedy(str):
-    """A remedy that sets arguments, which are inserted into `text`. ``...`` is a value that only the reader knows.
+    """A remedy that sets arguments.
 
-    The string contains Python code. The command line writes its own options instead.
+    Each ``{}`` in `text` is replaced by one argument, such as ``head_dim=64``. ``...`` stands for a value that only the
+    reader knows. The string is written for Python. The command line prints its own options instead.
 
     >>> Remedy(head_dim=64), Remedy("{}, or a {}", base=500.0, scaling=...)
     ('head_dim=64', 'base=500.0, or a scaling=')
@@ -32,7 +33,10 @@ class Remedy(str):
 
 
 class PythonRemedy(str):
-    """A remedy in Python, and the same advice for the command line: names of encodings, or else words.
+    """A remedy in Python code, with other advice for the command line.
+
+    The command line suggests the options for `encodings`, which are names of encodings. If there are none, it prints
+    `words`.
 
     >>> PythonRemedy("locant.encoding('learned', max_seq_len=512, d_model=64)", encodings=("learned",))
     "locant.encoding('learned', max_seq_len=512, d_model=64)"

@@ -1,4 +1,4 @@
-"""Check whether the host can read a tensor's values, what their bounds are, and whether torch can compute with it.
+"""Check whether the host can read a tensor's values and whether torch can compute with them, and find their bounds.
 
 Tensors in a compiled graph, samples of `torch.func.vmap`, fake tensors and meta tensors have a shape but no values.
 Reading a value on an accelerator waits for the device.
@@ -22,7 +22,7 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The dtypes in which this package computes."""
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
-"""Whether each type of device has float64. `has_float64` tries other types once."""
+"""Whether each type of device supports float64. `has_float64` tests every other type once and adds it."""
 
 
 def has_float64(device: torch.device) -> bool:
@@ -76,7 +76,7 @@ def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dty
 
 
 def require_arithmetic(name: str, x: Any) -> None:
-    """Raise unless torch can add and multiply this tensor. 8-bit floats can only be converted."""
+    """Raise unless this is a floating-point tensor of 16 bits or more. torch cannot compute with 8-bit floats."""
     require_tensor(name, x)
     if not x.is_floating_point() or x.dtype.itemsize < 2:
         expected = "expected floating-point numbers of 16 bits or more"

@@ -3,8 +3,8 @@
 Sequences start, grow and end. Each sequence has a table of blocks, in the order of its tokens, and the server keeps a
 list of free blocks. Tokens are not moved, and several tables may share the blocks of a common prefix (Kwon et al. 2023,
 https://arxiv.org/abs/2309.06180). Tables and lengths are tensors on the device. So a step of fixed shape does not wait
-for the device. It can be compiled and replayed like a step of `StaticKVCache`. `truncate` returns the tables without
-rejected draft tokens, and `reorder` returns the tables of beams.
+for the device, and it can be compiled and replayed like a step of `StaticKVCache`. `truncate` returns the tables
+without rejected draft tokens, and `reorder` returns the tables of beams.
 
 `append` gathers the blocks of its rows for `attend`. This copies their keys and values in every step. A kernel that
 reads through tables would not need a copy.
@@ -39,13 +39,13 @@ from locant.tensors import bounds, host_can_read, require_tensor
 
 
 class PagedKVCache(FixedCache):
-    """One layer's keys and values of any number of sequences. Append rotated keys.
+    """One layer's keys and values for any number of sequences. Append rotated keys.
 
     The cache is for inference only, and for positions with one axis whose order is their index.
 
-    Several rows may share a full block. On a CPU, `append` raises an error if a block occurs twice in a row, or if it
-    would write to a shared block. On other devices it does not check this, because a check would wait for the device.
-    There the later token overwrites the earlier token.
+    Several rows may share a full block. On a CPU, `append` raises an error if a row has the same block twice, or if
+    `append` would write to a shared block. On other devices it does not check this, because a check would wait for the
+    device. There, the later token overwrites the earlier token.
 
     Args:
         num_blocks: the number of blocks for all sequences.

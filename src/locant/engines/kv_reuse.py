@@ -2,7 +2,7 @@
 
 Two rotations are equal to one rotation by the sum of their angles. So one more rotation, the same for all tokens of a
 span, moves the keys. Values do not change. One error remains. In every layer but the first, keys and values depend on
-the tokens before them, and moved keys and values come from another context.
+the tokens before them, and the moved keys and values were computed in another context.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Cache = TypeVar("Cache")
 Spans = Sequence[tuple[int, int]]
 
 WITHOUT_POSITIONS = ("keys", "values", "conv_states", "recurrent_states")
-"""States of a cached layer that move, or that need no correction because they are not rotated."""
+"""The states of a cached layer that allow a move: keys and values, and states that are not rotated."""
 
 UNROTATED = (PositionEncoding, Tempered)
-"""Encodings of layers that do not rotate keys."""
+"""The classes of encodings that do not rotate keys."""
 
 PER_LAYER = "[rotary, None, ...], one encoding for each layer, or None if it does not rotate"
 
@@ -60,8 +60,9 @@ def move_cache(
 ) -> Cache:
     """Move the keys of a cache by a number of positions, in place, and return the cache.
 
-    With exact angles each span is one rotation by one angle, which takes about as long as copying the keys. With
-    ``angles="float32"`` the move reproduces the model's rounding at both positions, which takes several times as long.
+    With exact angles, all keys of a span are rotated by the same angles. This takes about as long as copying the keys.
+    With ``angles="float32"``, the move reproduces the model's rounding at both positions. This takes several times as
+    long.
 
     Args:
         cache: a cache of `transformers` (dynamic or static), or keys as a tensor ``batch kv_heads seq head_dim``. For
@@ -79,10 +80,10 @@ def move_cache(
             for such models, because the wrong layout silently gives wrong keys.
 
     Raises:
-        LocantError: the cache is quantised, needs gradients or has other rotated states, the encoding is not rotary,
+        LocantError: the cache is quantised, needs gradients or has other rotated states. Or the encoding is not rotary,
             one `Rotary` is passed for a model whose layers differ, or `latent_layout` is missing or does not fit.
-        RangeError, ShapeError: spans exceed the cache or overlap, `by`, `positions` or the encoding does not fit them
-            or the keys, or a token would move to a position without an angle.
+        RangeError, ShapeError: the spans overlap or exceed the cache, `by` does not match the spans, `positions` or the
+            encoding does not match the keys, or a token would move to a position for which the encoding has no angle.
 
     >>> rotary, keys = Rotary(8), torch.randn(1, 2, 3, 8)
     >>> rotated = rotary.rotate_one(keys, Positions.arange(3))

@@ -53,12 +53,13 @@ def search_factors(
     """Return the factors with the lowest loss on a text in windows of the new length.
 
     Args:
-        folder: the model, with its weights and tokenizer.
-        extension: the model's configuration, extended by ``longrope``. The search begins with its factors.
-        record: the file of measurements. It is rewritten after each measurement. The file of another search raises an
-            error.
+        folder: the folder of the model, with its weights and tokenizer.
+        files: the text files.
+        extension: the model's configuration, extended by ``longrope``. The search begins with the factors in it.
+        record: the file for the measurements, which is rewritten after each measurement. If it contains the
+            measurements of another search, an `InputError` is raised.
         windows: the largest number of windows, from the beginning of the text.
-        device: such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
+        device: a device of torch, such as ``cuda:1``. ``auto`` means cuda if torch finds it, else the CPU.
 
     Costs: one forward pass over these windows for each of about ``3 + 12 * generations`` sets of factors.
     """
@@ -114,7 +115,7 @@ def search_for_extension(
 
 
 class _Losses:
-    """A function that returns the loss of the model with some factors. It measures and records each loss once."""
+    """A callable that returns the loss of the model with some factors. It measures and records each loss once."""
 
     def __init__(
         self, decoder: TransformersDecoder, ids: Any, extension: Extension, record: Path, identity: dict[str, Any]
@@ -180,5 +181,5 @@ def _children(best: Sequence[Factors], largest: float, draw: np.random.Generator
 
 
 def _sort_and_round(factors: Sequence[float] | np.ndarray) -> Factors:
-    """Sort and round factors, because slower pairs must not be stretched less than faster pairs."""
+    """Round the factors and sort them, because slower pairs must not be stretched less than faster pairs."""
     return tuple(sorted(round(float(each), 4) for each in factors))

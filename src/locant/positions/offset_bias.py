@@ -22,7 +22,10 @@ from locant.positions.score_bias import Entries, Lookup
 from locant.tensors import has_values
 
 MAX_SIDE = 2**14
-"""The largest number of rows or columns of a grid. The number of offsets is four times the cells, and fits 32 bits."""
+"""The largest number of rows or columns of a grid.
+
+The number of offsets is about four times the number of cells. With this limit it fits into 32 bits.
+"""
 
 E = TypeVar("E", bound="OffsetBias")
 
@@ -35,7 +38,7 @@ class Table(NamedTuple):
     per_column: int
     of_head: Float[Tensor, "heads entries"] | None = None
     of_query: Float[Tensor, "entries head_dim"] | None = None
-    """The vectors that queries are multiplied with."""
+    """The vectors by which queries are multiplied."""
     of_prefix: Float[Tensor, "heads 3"] | None = None
     """The bias from prefix tokens to cells, from cells to prefix tokens, and among prefix tokens. Default: zero."""
 
@@ -43,16 +46,16 @@ class Table(NamedTuple):
 class OffsetBias(PositionEncoding):
     """A bias that depends on the rows and columns between query and key. A subclass implements `tables`.
 
-    Positions have two axes, as in `Positions.grid`, or one axis for tokens in one row of the grid. Offsets beyond the
-    grid raise `RangeError` if the host knows them. Prefix tokens have no offset. Their bias is zero unless a subclass
-    adds a bias.
+    Positions have two axes, as in `Positions.grid`, or one axis for tokens in one row of the grid. If two tokens are
+    farther apart than the grid allows, `score_bias` raises `RangeError`. It cannot check this if the positions have no
+    values, as in a compiled graph. Prefix tokens have no offset. Their bias is zero unless a subclass defines it.
 
     Args:
         height, width: the size of the grid, or of a window of it, in tokens.
     """
 
     of_products: ClassVar[bool] = False
-    """Whether the tables hold vectors that queries are multiplied with."""
+    """Whether the tables hold vectors by which queries are multiplied."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
@@ -114,7 +117,7 @@ class OffsetBias(PositionEncoding):
             self._require_offsets(positions, keys)
 
     def _is_known_to_fit(self, positions: Positions, keys: Positions) -> bool:
-        """Return whether the host knows that the grid has every offset."""
+        """Return whether all offsets are known to fit the grid, without reading the positions."""
         sides = (self.height, self.width)[-positions.axes :]
         if positions.grids and keys.grids:
             grids = (*positions.grids, *keys.grids)
@@ -169,7 +172,9 @@ class HeadTable(OffsetBias):
         return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
-        """Return the bias among the cells of the grid, row by row. Keys are the first cells. Queries are the last keys.
+        """Return the bias among the cells of the grid, row by row.
+
+        The keys are the first `key_len` cells. The queries are the last `query_len` keys.
 
         >>> from locant import GridBias
         >>> GridBias(3, 2, 4).matrix(2 * 4).shape
@@ -189,9 +194,10 @@ class HeadTable(OffsetBias):
 
 
 def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
-    """Return entries by a code of each token.
+    """Return the entries of a table, with a code for each token instead of its row and column.
 
-    Prefix tokens have codes that are farther away than any offset of two cells.
+    The difference of two codes determines the entry of the pair. The code of a prefix token differs from the code of a
+    cell by more than the codes of two cells can differ.
     """
     values = table.of_head if table.of_head is not None else table.of_query.T  # type: ignore[union-attr]
     last = values.shape[-1]

@@ -231,7 +231,7 @@ def _sides(bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of earlier keys and of later keys, up to distance `FAR` if a long row or column has them.
+    """Return the values of earlier keys and of later keys, for `FAR` distances if a long row or column has them.
 
     Such a row or column must begin with the values in the matrix, in its own or in reverse order.
     """
@@ -299,7 +299,7 @@ class _Buckets(NamedTuple):
 def _find_t5(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
     """Return T5's bias with the measured table, and all settings with the same buckets, if there are several.
 
-    If no settings give these buckets, return ``None``. `after` is ``None`` if later keys are hidden.
+    If no settings give these buckets, the bias is ``None``. `after` is ``None`` if later keys are hidden.
     """
     starts = _starts(earlier)
     one_way = after is None or bool((after == after[:, :1]).all())

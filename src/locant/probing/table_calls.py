@@ -64,7 +64,10 @@ Shape = Callable[[Tensor, int], tuple[Tensor, Callable[[Tensor], Tensor]]]
 
 
 def _first_dims(times: int, heads_last: bool) -> Shape:
-    """Return a conversion that passes only the first ``times * width`` dimensions, for a table of this width."""
+    """Return a conversion that passes only the first ``times * width`` dimensions of tokens.
+
+    `width` is the width of the tables. With `heads_last`, the heads come after the tokens.
+    """
 
     def shape(x: Tensor, width: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         part, rest = x[..., : times * width], x[..., times * width :]
@@ -86,9 +89,12 @@ TOKEN_SHAPES: tuple[Shape, ...] = (
     lambda x, width: (x.flatten(0, 1), lambda side: side.unflatten(0, x.shape[:2])),
     lambda x, width: (x.permute(2, 0, 1, 3), lambda side: side.permute(1, 2, 0, 3)),
 )  # fmt: skip
-"""Conversions of tokens to a shape that the function takes, and back. In this order: an unchanged shape, only the
-dimensions of the tables, heads after tokens, patches without a batch ``[seq, heads, width]``, other numbers of
-dimensions, no separate heads, and tokens first."""
+"""Conversions of tokens to a shape that the function takes, and back.
+
+In this order: the unchanged shape, only the first dimensions (as many as the tables have), heads after tokens, patches
+without a batch ``[seq, heads, width]``, twice as many dimensions as the tables have, both of these selections with
+heads after tokens, heads joined with the batch, and tokens before the batch.
+"""
 
 IS_KEY = re.compile(r"(^|_|x)k(ey|eys|s|_|$)|^(key|k)")
 ARE_TABLES = re.compile(r"freq|cos|sin|rot|table|emb|theta|angle")
@@ -103,7 +109,7 @@ def table_calls(
     target: Any, widths: Sequence[int], counts: Sequence[int], functions: Sequence[Apply], layer_type: str | None,
     failures: Failures,
 ) -> Iterator[Trial]:  # fmt: skip
-    """Yield every convention that makes tables, with every function that rotates by them."""
+    """Yield a trial for every way to make tables, combined with every function that rotates by them."""
     options = {} if layer_type is None else {"layer_type": layer_type}
     noun = "module" if isinstance(target, nn.Module) else "f"
 

@@ -7,11 +7,14 @@ input takes seconds.
 A kernel for CPUs is compiled for fixed sizes, because with symbolic sizes torch 2.13 writes C++ that does not compile.
 So on a CPU queries and keys are padded to powers of two. Blocks of padding are not computed.
 
-torch computes the backward of queries, keys and values. It takes the mean of a row from the output, which is rounded to
-the dtype of the queries. It sums the gradient of a look-up with an atomic addition for every pair. So a learned table
-of distances, and products of tokens with rows of distances (Shaw, DeBERTa, Inkling), are constants in its kernels, and
-`locant.kernels.distance_gradient` computes their gradients. These gradients have the same bits in every run, and their
-means do not use the rounded output. torch still computes the gradients of biases of rows and columns.
+torch computes the gradients of queries, keys and values. For these it needs a mean over each row of scores. It computes
+this mean from the output, which is rounded to the dtype of the queries.
+
+For the gradient of a look-up, torch would use an atomic addition for every pair, in a random order. So biases that are
+looked up by distance are constants in torch's kernels: learned tables of distances, and products of tokens with rows of
+distances (Shaw, DeBERTa, Inkling). `locant.kernels.distance_gradient` computes their gradients. They have the same bits
+in every run, and their means do not use the rounded output. torch still computes the gradients of biases that depend on
+rows and columns.
 """
 
 from __future__ import annotations
@@ -114,7 +117,7 @@ class _LearnedBias(NamedTuple):
     first: int
     """The first distance of the table."""
     score_mod: ScoreMod
-    """Looks up the biases as constants."""
+    """The function that adds the biases, as constants, to the scores."""
 
 
 def _find_learned(inputs: AttentionInputs) -> _LearnedBias | None:

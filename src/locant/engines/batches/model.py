@@ -39,7 +39,7 @@ COUNT_TOKENS = (
 """Models that count all tokens but padding if there are no ``position_ids``, beginning with ``pad_token_id + 1``."""
 
 READ_ROWS = (*COUNT_TOKENS, "mra", "nystromformer", "yoso")
-"""Models whose ``position_ids`` are rows of the table, of which the first are not positions."""
+"""Models whose ``position_ids`` are row numbers of the position table. Its first rows do not belong to positions."""
 
 ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart",
@@ -99,7 +99,7 @@ class ModelFacts:
         adds_positions: whether its outputs change if all position ids grow by the same number.
         first_id: the position id of the first token of a text.
         num_ids: the number of position ids, counted from 0.
-        has_table: whether larger ids and negative ids cause an error.
+        has_table: whether it has a table of positions, so that larger ids and negative ids cause an error.
         counting: the tokens that it counts if a batch has no position ids.
         axes: the number of position ids of a token.
         finds_documents: whether it looks for documents in position ids.
@@ -199,10 +199,10 @@ def _whole_config(model: Source) -> Mapping[str, Any]:
 
 
 def _encoding_or_doubt(config: Mapping[str, Any]) -> tuple[PositionEncoding | None, str | None]:
-    """Return the encoding of a model, or why it is unknown.
+    """Return the encoding of a model, or the reason why it is unknown.
 
-    If parts of the model differ, it is the one that is added to the token embeddings, or else that of the first kind of
-    layers.
+    If a model has several encodings, return the encoding that is added to the token embeddings. If none is added,
+    return the encoding of the first kind of layers.
     """
     encodings, doubt = dict[str | None, PositionEncoding](), None
     with warnings.catch_warnings():
@@ -225,7 +225,10 @@ def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _num_ids(encoding: PositionEncoding | None, text: Mapping[str, Any], first: int) -> int | None:
-    """Return the number of rows of a table, or the longest sequence of rotary positions."""
+    """Return the number of position ids that a model supports, or ``None`` if it is unknown.
+
+    The limit is the end of a learned table, or the longest sequence that a rotary encoding is made for.
+    """
     if isinstance(encoding, Learned):
         return first + encoding.max_seq_len
     if not isinstance(encoding, Rotary):
@@ -253,7 +256,7 @@ def _reads_seq_idx(kind: str) -> bool | None:
 
 
 def _is_attention_alone(text: Mapping[str, Any]) -> bool:
-    """Return whether the configuration lists attention for all layers, as in some hybrid models."""
+    """Return whether all layers in the configuration are attention layers. This is possible even in hybrid models."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or ()
     return bool(kinds) and {*map(str, kinds)} <= {"attention", "full_attention", "sliding_attention"}
 

@@ -32,7 +32,7 @@ LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cach
 """Keys that other implementations save in checkpoints. Their values follow from the configuration."""
 
 MAX_DENOMINATORS = 32
-"""The number of angle tables to keep for fractional positions (images of different shapes). Each takes some MiB."""
+"""The number of angle tables to keep for fractional positions (images of different shapes). Each takes a few MiB."""
 
 
 Rotated = Float[Tensor, "batch *heads seq head_dim"]
@@ -76,7 +76,7 @@ class Rotary(PositionEncoding):
         \begin{pmatrix} x_a \\ x_b \end{pmatrix}, \qquad \theta_i = \text{base}^{-2i/d}
 
     (a, b) are the dimensions of pair i, and p is the position. This encoding has no parameters, no buffers and no
-    maximal length. ``.half()``, autocast, ``to_empty`` and FSDP do not affect it.
+    maximum length. ``.half()``, autocast, ``to_empty`` and FSDP do not affect it.
 
     Args:
         head_dim: dimensions per head.
@@ -232,8 +232,8 @@ class Rotary(PositionEncoding):
         """Return this encoding for sequences of `seq_len` tokens in total, including generated ones.
 
         Only scalings that depend on the length (`DynamicNTK`, `LongRoPE`) need it, and only past their trained length.
-        The frequencies of the copy are fixed, so keys that were cached with it stay right. `rerotate` converts them to
-        another length.
+        The frequencies of the copy are fixed, so keys that were cached with it remain valid. `rerotate` converts them
+        to another length.
 
         >>> from locant.positions.scaling import DynamicNTK
         >>> rotary = Rotary(64, scaling=DynamicNTK(factor=4.0, original_max_seq_len=2048)).for_length(8192)
@@ -263,10 +263,10 @@ class Rotary(PositionEncoding):
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
-        """Return keys that ``for_length(from_len)`` rotated as if ``for_length(to_len)`` had rotated them.
+        """Change the rotation of keys from ``for_length(from_len)`` to ``for_length(to_len)``, and return them.
 
-        This applies one more rotation, by the difference of the two angles, so a cache can grow without the original
-        keys. Values do not change. It is exact except for one more rounding to the dtype of `k`.
+        This method rotates the keys once more, by the difference of the two angles, so a cache can grow without the
+        original keys. Values do not change. The result is exact except for one more rounding to the dtype of `k`.
         """
         require_heads("k", k, positions, self.head_dim)
         before, after = (self.for_length(length)._cos_sin_float64(positions) for length in (from_len, to_len))
@@ -275,11 +275,11 @@ class Rotary(PositionEncoding):
     def move(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, to: Positions
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
-        """Return keys that were rotated at `positions` as if they had been rotated at `to`.
+        """Move rotated keys from `positions` to `to`, and return them.
 
-        Use it if the positions of cached keys change, because a middle part was dropped and later tokens move up
-        (StreamingLLM), or because a separately cached document is appended to others. It is as exact as `rerotate` at
-        any distance.
+        Use this method when the positions of cached keys change: a middle part was dropped and later tokens move up
+        (StreamingLLM), or a separately cached document is appended to others. At any distance, the result is as exact
+        as the result of `rerotate`.
 
         >>> k, old, new = torch.randn(1, 2, 3, 8), Positions.arange(3), Positions.after(1_000_000, 3)
         >>> rotary = Rotary(8)
@@ -296,7 +296,7 @@ class Rotary(PositionEncoding):
         return self.cos_sin(positions if has_float64(positions.device) else positions.to("cpu"), torch.float64)
 
     def _move(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-        """Return keys that were rotated by the cosines and sines `before` as if they had been rotated by `after`."""
+        """Replace the rotation of keys. `before` and `after` are the cosines and sines of the old and new rotation."""
         (cos_before, sin_before), (cos_after, sin_after) = before, after
         size = self.scaling.effective_attention_factor**2  # to divide by e^(ia) m is to multiply by e^(-ia) / m
         cos = (cos_after * cos_before + sin_after * sin_before) / size

@@ -22,7 +22,7 @@ BYTES_PER_PLACE = 2**15
 """Bytes that a sample takes from each place. They are enough for a few documents, and few enough for many places."""
 
 MAX_UNPACKED = 2**26
-"""Bytes of text that are unpacked to estimate how much files are compressed."""
+"""The most bytes of text to unpack for an estimate of how much the files are compressed."""
 
 
 @dataclass(kw_only=True)
@@ -110,7 +110,7 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None, skip_bad: boo
 
 
 def _beginning(text: bytes, size: int | None) -> bytes:
-    """Return at most `size` bytes of the beginning of a text, and do not split a character."""
+    """Return at most `size` bytes of the beginning of a text, without splitting a character."""
     if size is None or len(text) <= size:
         return text
     while size and text[size] & 0xC0 == 0x80:

@@ -1,10 +1,10 @@
 """`Tokenizer`: text to token ids and back.
 
-The `tokenizers` library does the work. This module adds four promises:
+The `tokenizers` library does the work. This module adds four guarantees:
 
 * Text is only text. Text never yields the id of a special token, whatever it spells, unless the token is named in
   `allowed_special`. A token is special if its file marks it as special, see `Tokenizer.special_tokens`. (If a
-  tokenizer has an id for unknown words, only words that it does not know have this id.)
+  tokenizer has an id for unknown words, it returns this id only for words that it does not know.)
 * The ids represent the text and nothing else: no [CLS], no beginning-of-text, no truncation, no padding, no dropout.
   `encode_pairs` adds special tokens on request.
 * Every input is defined. In a `str`, pairs of surrogates are joined, and a lone surrogate is read as U+FFFD. In
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from locant.text.tokenizer.engine import EngineOnDemand
 
 TEXT_FILE_NAME = r"[\w./\\~-]+\.(txt|md|csv|tsv|jsonl?|parquet)(\.gz|\.zst)?"
-"""The pattern of texts without white space that end like a file name.
+"""A pattern for texts that look like the name of a text file.
 
-Even if there is no such file, they are not meant as text.
+Such a text is most likely meant as a file name, even if the file does not exist.
 """
 
 LARGE = 4096
@@ -59,7 +59,7 @@ _PADS = ("[PAD]", "<pad>", "<|pad|>")
 UNKNOWN = "<unk>"
 
 # `_WORD` matches words with their apostrophes and hyphens, numbers, and runs of one mark. None of these can spell
-# `UNKNOWN`. `_NO_SPACE` matches the spaces around marks that are not written.
+# `UNKNOWN`. `_NO_SPACE` matches the spaces next to marks, which `decode` leaves out.
 _WORD = r"\w+(?:['’-]\w+)*|([^\w\s])\1*"
 _NO_SPACE = (r" (?=[,.;:?!)\]}%…’”])", r"(?<=[(\[{“‘]) ")
 
@@ -111,7 +111,7 @@ class Tokenizer:
         self.vocab_size: int = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         """One more than the largest id. An embedding table needs one row for each id, even if the id is not used."""
         self.lossless: bool = self._bytes_of is not None and definitions.is_lossless(self._canonical)
-        """Whether ``decode_bytes(encode(data)) == data`` for every text and every bytes."""
+        """Whether `decode_bytes` restores every text and every sequence of bytes from the ids that `encode` returns."""
         self.byte_level: bool = self._bytes_of is not None
         """Whether the tokenizer is a BPE over bytes, so that the bytes of every id are known."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
@@ -182,7 +182,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Return a tokenizer whose tokens are the words and punctuation marks of some texts, for teaching.
 
-        Ids are in alphabetical order. A word that is not in the texts becomes ``<unk>``. White space is not kept.
+        Ids are in alphabetical order. A word that is not in the vocabulary becomes ``<unk>``. White space is not kept.
         `decode` writes one space between words, and no space before a mark.
 
         Args:
@@ -293,7 +293,7 @@ class Tokenizer:
     def encode_by_reference(
         self, texts: Sequence[Text], allowed_special: Collection[str] = ()
     ) -> list[Int[np.ndarray, " tokens"]]:
-        """Return the ids of each text by the `tokenizers` library, even if a faster engine is available."""
+        """Return the ids of each text from the `tokenizers` library, even if a faster engine is available."""
         return self.assemble(texts, lambda parts: self._run(parts, allowed_special))
 
     def assemble(
@@ -338,17 +338,18 @@ class Tokenizer:
     ) -> dict[str, Any]:
         """Return ids, positions and segments of text pairs as ``[CLS] A [SEP] B [SEP]``, for `InputEmbedding`.
 
-        The tokenizer's file defines the order and the special tokens, which fit the model of the file. If it does not
-        define an order, BERT's order is used, with the file's own ``[CLS]`` or ``<s>``, ``[SEP]`` or ``</s>``. The
-        texts are plain text, whatever they spell. Shorter rows are padded on the right.
+        The order of the texts and the special tokens comes from the tokenizer's file, so it is the order that the model
+        was trained with. If the file does not define an order, the order of BERT is used, with ``[CLS]`` or ``<s>`` and
+        ``[SEP]`` or ``</s>`` from the file. The texts are plain text, even if they contain the name of a special token.
+        Shorter rows are padded on the right.
 
         Args:
             pairs: two texts each. With ``None`` as the second text, the row is ``[CLS] A [SEP]``.
-            start, separator: names of other special tokens, for BERT's order.
+            start, separator: the special tokens to use instead. With one of them, the order of BERT is used.
 
         Raises:
-            RangeError: a name is not a special token, or there are no pairs. InputError: the tokenizer has no special
-                tokens for pairs, or cannot encode a text.
+            RangeError: a name is not a special token, or there are no pairs.
+            InputError: the tokenizer has no special tokens for pairs, or cannot encode a text.
 
         >>> tokenizer = Tokenizer.train("the cat sat on the mat", 300, special_tokens=["[PAD]", "[CLS]", "[SEP]"])
         >>> batch = tokenizer.encode_pairs([("the cat", "sat"), ("the", "mat")])
@@ -397,7 +398,7 @@ class Tokenizer:
 
     @functools.cached_property
     def plain_definition(self) -> dict[str, Any]:
-        """The definition of a tokenizer that gives every text the same ids and has no special tokens."""
+        """The definition of this tokenizer with hidden special tokens. It gives every text the same ids as `encode`."""
         return definitions.hide_tokens(self._canonical, self.special_tokens.keys())
 
     def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
