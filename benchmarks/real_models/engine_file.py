@@ -162,7 +162,7 @@ def losses_of_transformers(reading: Reading, ids: torch.Tensor) -> np.ndarray:
     config.rope_parameters.update(reading.rope or {})
     for key, value in reading.config.items():
         setattr(config, key, value)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     hidden = model.get_decoder()(ids[None, :-1], use_cache=False).last_hidden_state[0]
     head = model.get_output_embeddings()
     parts = zip(
