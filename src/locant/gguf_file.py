@@ -58,9 +58,9 @@ def find_gguf(path: Path | str) -> Path | None:
         if path.suffix.lower() == SUFFIX:
             return path
         if PIECE.search(path.name) and os.path.isfile(path):  # noqa: PTH113
-            whole = shell_path(path.with_name(path.name[: path.name.lower().rindex(SUFFIX) + len(SUFFIX)]))
+            whole = path.with_name(path.name[: path.name.lower().rindex(SUFFIX) + len(SUFFIX)])
             got = f"got {path}, a piece of a GGUF file"
-            raise InputError(got, f"join the pieces in their order: cat {whole}.* > {whole}")
+            raise InputError(got, f"join the pieces in their order: cat {shell_path(whole)}.* > {shell_path(whole)}")
         return None
     files = sorted(each for each in path.iterdir() if each.suffix.lower() == SUFFIX)
     models = [each for each in files if not each.name.lower().startswith(PROJECTOR)] or files

@@ -131,8 +131,8 @@ def numbers(text: str, read: Callable[[str], N]) -> tuple[N, ...]:
         ValueError: the text is not a list of numbers, or could be numbers with separators of thousands. The message
             lists both ways to write it.
 
-    >>> numbers("64,1024", whole_number), numbers("1, 200", whole_number)
-    ((64, 1024), (1, 200))
+    >>> numbers("128,256", whole_number), numbers("1, 200", whole_number)
+    ((128, 256), (1, 200))
     >>> numbers("1,200", whole_number)
     Traceback (most recent call last):
     ...
@@ -162,5 +162,9 @@ def number_list(values: Iterable[float | int | str]) -> str:
 
 
 def _could_be_numbers(parts: Sequence[str]) -> bool:
-    """Return whether two parts, or more that do not ascend, are more likely numbers with separators than a list."""
-    return len(parts) == 2 or [*map(int, parts)] != sorted(map(int, parts))
+    """Return whether the parts do not ascend, or are two of which the second is more than eight times the first.
+
+    A list of lengths ascends, mostly by small factors (``128,256``). The factor of ``8,192`` and ``65,536`` is larger.
+    """
+    values = [*map(int, parts)]
+    return values != sorted(values) or (len(values) == 2 and values[1] > 8 * values[0])

@@ -133,7 +133,7 @@ def test_a_model_trained_on_in_place_is_measured_anew(
 def test_tasks_of_ruler_are_asked_and_what_was_written_is_told(succeeds: Run, folder: Path, model: Path) -> None:
     """Random weights know nothing: it is said what they wrote, what was not asked, and that nothing was cut."""
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    asked = "evaluate model --lengths '64, 500' --windows 1 --keys 0 --with own,nope -o out"
+    asked = "evaluate model --lengths 64,500 --windows 1 --keys 0 --with own,nope -o out"
     done = succeeds(f"{asked} --tasks niah_single_1,fwe --rows 2")
     found = results(folder)
     assert found["settings"]["text"]["chat_template"] is True

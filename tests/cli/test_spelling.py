@@ -171,7 +171,7 @@ def test_a_number_with_two_meanings_names_both(complains: Complains, line: str, 
 @pytest.mark.parametrize(
     ("typed", "advice"),
     [
-        ("1,000", "write 1000"), ("1,200", "write 1200 or '1, 200'"), ("16,384", "write 16384 or '16, 384'"),
+        ("1,000", "write 1000"), ("1,200", "write 1200 or '1, 200'"), ("65,536", "write 65536 or '65, 536'"),
         ("1,200,2,400", "write 1200,2400 or '1, 200, 2, 400'"), ("512,1,024", "write 1000 or 1_000"),
     ],
 )  # fmt: skip
