@@ -45,6 +45,7 @@ def _findings(rows: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[s
         title = facts["title"]
         costs = {key: row["costs"][model] for key, row in rows.items() if row["costs"].get(model)}
         if not costs:
+            yield f"{title} is not measured yet: run `make real PARTS=bugs`."
             continue
         worst = sorted((key for key in costs if _worst(costs[key]) > SMALL), key=lambda key: -_worst(costs[key]))
         harmless = [key for key in costs if max(abs(each["cost"]) for each in costs[key].values()) < SMALL]

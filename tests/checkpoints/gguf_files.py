@@ -52,7 +52,7 @@ def write_gguf(
 
     Args:
         quantisation: the type of matrices. Norms are float32.
-        keys: more metadata.
+        keys: more metadata, or other values.
         tensors: more tensors.
         tokenizer: whether to write a vocabulary of bytes.
         weights: whether to write tensors.
@@ -77,6 +77,8 @@ def write_gguf(
     if tokenizer:
         _write_tokenizer(writer, SPECIAL[kind])
     for key, value in (keys or {}).items():
+        for written in writer.kv_data:
+            written.pop(key, None)  # an older writer refuses a key that it has
         {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](key, value)
     for name, tensor in {**(_tensors(model, kind) if weights else {}), **(tensors or {})}.items():
         as_type = gguf.GGMLQuantizationType[quantisation if tensor.ndim > 1 else "F32"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -327,8 +328,9 @@ EAGER = {"attn_implementation": "eager"}
 def test_transformers_alone_does_not_load_it_without_its_encoding(
     saved: Path, tmp_path: Path, cls: Any, options: dict[str, str]
 ) -> None:
-    with pytest.raises(ValueError, match=r"encodings of locant, load it with locant\.checkpoints\.load_swapped"):
-        cls.from_pretrained(saved, **options)
+    if importlib.util.find_spec("transformers.fusion_mapping"):  # this release knows fusions
+        with pytest.raises(ValueError, match=r"encodings of locant, load it with locant\.checkpoints\.load_swapped"):
+            cls.from_pretrained(saved, **options)
     config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
     del config["fusion_config"]  # older releases do not read it
     folder = Path(shutil.copytree(saved, tmp_path / "older"))
