@@ -69,15 +69,15 @@ class Recall(NamedTuple):
 
 PLAN: tuple[Losses | Recall, ...] = (
     Losses("smollm2", 2048, 2),
-    Losses("gemma3", 2048, 2, stride=2),
-    Losses("smollm2", 512, 2),
-    Losses("gemma3", 512, 2, stride=2),
     Losses("smollm2", 8192, 1, only=(
         "exact-angles", "frequencies-bfloat16", "frequencies-float16", "positions-bfloat16", "positions-float16",
         "product-bfloat16", "product-float16", "product-tf32", "tables-bfloat16", "base-10000", "base-times-10",
         "ntk-unasked", "yarn-unasked", "attention-factor", "half-as-interleaved", "keys-off-by-one",
         "pairs-not-rotated", "restarts", "ranks-in-wrong-order", "gap",
     )),
+    Losses("smollm2", 512, 2),
+    Losses("gemma3", 2048, 2, stride=2),
+    Losses("gemma3", 512, 2, stride=2),
     Recall("smollm2", 3, 1024),
     Losses("smollm2", EXTENDED, 1),
     Losses("gemma3", 8192, 1, stride=2, only=(
