@@ -149,7 +149,7 @@ class GgufFile:
         if (isinstance(count, int) and count > 1) or SHARD.search(self.path.name):
             number = int(self.value("split.no") or 0) + 1
             got = f"got {self.path}, file {number} of {count or '?'} of a split model, which transformers cannot read"
-            raise InputError(got, f"merge the files: llama-gguf-split --merge {self.path.name} whole.gguf")
+            raise InputError(got, f"merge the files: llama-gguf-split --merge {shell_path(self.path)} whole.gguf")
         kind = PROJECTOR if self.architecture == "clip" else str(self.value("general.type") or "model")
         if kind in OTHER_KINDS:
             what, remedy = OTHER_KINDS[kind]

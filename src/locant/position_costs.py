@@ -35,11 +35,12 @@ class Cost(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """Return the largest cost."""
+        """The largest cost."""
         return max(cost for by_length in self.nats.values() for cost in by_length.values())
 
     @property
     def matters(self) -> bool:
+        """Whether any cost is larger than `SMALL`."""
         return self.worst > SMALL
 
     def __str__(self) -> str:
