@@ -20,7 +20,9 @@ NAMES = [
     b"line\nbreak", b"tab\tand 'quote'", b"-\n", b"latin-1 \xe9.txt", "größer".encode(), b"~", b"*?[a]", b"#1", b"",
 ]  # fmt: skip
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "locant"
-COMMAND = re.compile(rf"(?:\blocant (?:{'|'.join(VERBS)}) |\b(?:rm|tar|unzip|jq|cat|llama-gguf-split) |< |-dc )(?:-[\w-]+ )*$")
+COMMAND = re.compile(
+    rf"(?:\blocant (?:{'|'.join(VERBS)}) |\b(?:rm|tar|unzip|jq|cat|llama-gguf-split) |< |-dc )(?:-[\w-]+ )*$"
+)
 """The end of a text that is followed by a word of a shell command."""
 NAMES_ALONE = {"benchmarks[0]", "scaling", "lengths", "file", "_word(way)"}
 """Values that are names of benchmarks, scalings or encodings, or words already."""
