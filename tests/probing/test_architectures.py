@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import locant
-from locant import InputError, Positions, Rotary
+from locant import InputError, Positions, RangeError, Rotary
 from locant.checkpoints.config_source import find_source
 from locant.checkpoints.explanation import explain
 from locant.models.registry import ARCHITECTURES
@@ -66,15 +67,24 @@ def test_why_a_configuration_cannot_be_measured_is_said_truly(monkeypatch: pytes
     assert find_source("llama-3.1-8b").note is None
 
 
-def test_warnings_of_transformers_and_classes_of_images_have_no_part_in_what_is_measured_of_text() -> None:
+def test_warnings_of_transformers_and_classes_of_images_have_no_part_in_what_is_measured_of_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers.models.step3p7 import modeling_step3p7
+
     flat = {**QWEN, "rope_theta": 1e6, "rope_scaling": None, "vision_config": {"model_type": ""}}
     with pytest.warns(UserWarning, match="got_ocr2 configuration without text_config") as said:
         report = locant.probe({**flat, "model_type": "got_ocr2"})
     assert [each.category for each in said] == [UserWarning]
     assert isinstance(report, RotationReport)
     assert repr(report.encoding) == repr(Rotary(64, base=1e6, angles="float32"))  # by the defaults of its text part
-    with pytest.raises(InputError, match=r"'step3p7'.*KeyError: 'sliding_attention'") as caught:
-        locant.probe({"model_type": "step3p7"}, layer_type="sliding_attention")
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise KeyError("a missing key")
+
+    monkeypatch.setattr(modeling_step3p7.Step3p7RotaryEmbedding, "__init__", fail)
+    with pytest.raises(InputError, match=r"'step3p7'.*KeyError: 'a missing key'") as caught:
+        locant.probe({"model_type": "step3p7"})
     assert "Vision" not in str(caught.value)
 
 
@@ -180,3 +190,12 @@ def test_a_name_or_a_path_is_taken_as_in_the_command_line(tmp_path: Path) -> Non
     assert len({*found}) == 1
     with refuses(InputError, "not a file, a folder", "presets"):
         locant.probe("no-such-model")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gemma3_text", "'sliding_attention' or 'full_attention'"), ("llama", "all layers have the same rope parameters")],
+)
+def test_a_layer_type_that_a_model_does_not_have_is_refused(name: str, reason: str) -> None:
+    with refuses(RangeError, "'foo' for layer_type", reason):
+        locant.probe({"model_type": name}, layer_type="foo")

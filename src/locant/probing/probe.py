@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.arguments import Real, short_repr, whole
-from locant.errors import InputError, LocantError, PythonRemedy, RangeError
+from locant.arguments import Real, one_of, short_repr, whole
+from locant.errors import InputError, LocantError, PythonRemedy, RangeError, Remedy
 from locant.extras import is_installed, require
 from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
@@ -419,8 +419,12 @@ def _probe_modules(
     built, failures = _configuration(config), Failures()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
-    if layer_type is None and kinds and all(isinstance(one, dict) for one in kinds.values()):
-        layer_type = next(iter(kinds))  # layer types have different parameters
+    by_type = [isinstance(one, dict) for one in kinds.values()]
+    if layer_type is not None and by_type and not any(by_type):
+        got = f"got {short_repr(layer_type)} for layer_type, but all layers have the same rope parameters"
+        raise RangeError(got, Remedy(layer_type=None))
+    if by_type and all(by_type):
+        layer_type = next(iter(kinds)) if layer_type is None else one_of("layer_type", layer_type, kinds)
     with torch.no_grad(), torch.device("cpu"):
         for each in _rotary_modules(built, failures) if module is None else (module,):
             subject = find_subject(each, failures, config=built, layer_type=layer_type)
