@@ -498,18 +498,18 @@ def places(name: str, config: dict[str, Any]) -> Positions:
 
 DIFFERS = {
     "BriaFibo2Transformer2DModel": "angles of float64 are rounded to float32 before their cosine",
-    "AnyFlowFARTransformer3DModel": "compressed frames stand in the middle of the patches that they join",
-    "ChronoEditTransformer3DModel": "of two frames, the second stands at `rope_temporal_skip_len` - 1",
-    "HeliosTransformer3DModel": "cosines of earlier frames are averaged, which is no rotation",
-    "HunyuanVideoFramepackTransformer3DModel": "cosines of earlier frames are averaged, which is no rotation",
-    "JoyImageEditTransformer3DModel": "with `rope_type` mrope, text counts on from the largest index",
-    "Kandinsky5Transformer3DModel": "q and k are rounded to bfloat16, whatever they are",
-    "LuminaNextDiT2DModel": "scaled by `Linear` up to a time of the diffusion, by `NTK(form='base')` from then on",
-    "OmniGenTransformer2DModel": "each row of a batch has the places of the first, however it is padded",
-    "QwenImageTransformer2DModel": "with `use_layer3d_rope`, pictures are layers, and the last stands at -1",
-    "SanaWMTransformer3DModel": "layers that see the camera turn half of a head",
-    "WanAnimate2Transformer3DModel": "the reference stands after the picture's columns, one frame later",
-    "ZImageTransformer2DModel": "text and picture are filled up to multiples of 32 tokens",
+    "AnyFlowFARTransformer3DModel": "a compressed frame is in the middle of the patches that it joins",
+    "ChronoEditTransformer3DModel": "the second of two frames is at position `rope_temporal_skip_len` - 1",
+    "HeliosTransformer3DModel": "cosines of earlier frames are averaged, so this is not a rotation",
+    "HunyuanVideoFramepackTransformer3DModel": "cosines of earlier frames are averaged, so this is not a rotation",
+    "JoyImageEditTransformer3DModel": "with `rope_type` mrope, text continues after the largest index",
+    "Kandinsky5Transformer3DModel": "q and k of every dtype are rounded to bfloat16",
+    "LuminaNextDiT2DModel": "scaled by `Linear` up to a time of the diffusion, then by `NTK(form='base')`",
+    "OmniGenTransformer2DModel": "each row of a batch has the positions of the first row, even if padded differently",
+    "QwenImageTransformer2DModel": "with `use_layer3d_rope`, images are layers, and the last is at position -1",
+    "SanaWMTransformer3DModel": "layers with camera input rotate half of a head",
+    "WanAnimate2Transformer3DModel": "the reference comes after the image's columns, one frame later",
+    "ZImageTransformer2DModel": "text and image are padded to multiples of 32 tokens",
 }
 """What the code of a class does otherwise than its row, or in some cases only."""
 
@@ -517,7 +517,7 @@ DIFFERS = {
 def table() -> str:
     """The table of the guide."""
     lines = [
-        "| transformer | layout | base | dimensions | equal | its rounding | what else |",
+        "| transformer | layout | base | dimensions | equal | its rounding | notes |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in sorted(CASES):

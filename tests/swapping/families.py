@@ -295,33 +295,41 @@ def _line(text: str) -> str:
 
 
 INTRODUCTION = """\
-# Which models of transformers can be swapped
+# Supported models: which transformers models swap can change
 
-Every class that `transformers` {version} has for causal and for masked language models, and those from sequence to
-sequence that learned a bias in their attention as T5 did (ByT5 is T5's class), built tiny from its configuration with
-random weights. *Same bits*: with `locant.swap(model, angles="float32")` its logits are those it had before, bit for
-bit, with finite numbers, at 12 tokens, past its window, and past the longest sequence that it names. *Refused*: `swap`
-says why, and changes nothing. *Not built*: the class could not be built that small, or run on token ids alone; nothing
-is known of it here.
+This page covers every class of `transformers` {version} for causal and masked language models. It also covers the
+sequence-to-sequence classes that learn a bias in their attention as T5 does (ByT5 uses T5's class). Each model is
+built tiny from its configuration, with random weights.
 
-In the same way: the logits of six generated tokens with a cache and padding on the left, those of two packed
-documents, every gradient of a training step with activation checkpoints, every gradient of LoRA on all linear layers,
-and logits with weights in bfloat16. A dash is for a class that cannot do it without `swap` either. Three families are
-tested beside models written by hand with other encodings.
+- *Same bits*: with `locant.swap(model, angles="float32")` the logits are finite and bit for bit equal to the original.
+  They are compared at 12 tokens, beyond the model's window, and beyond the longest sequence of its configuration.
+- *Refused*: `swap` raises an error that states the reason, and changes nothing.
+- *Not built*: the class could not be built that small, or does not run on token ids alone, so it was not tested.
 
-*torch.compile*: the logits where the whole model is one graph (`fullgraph=True`), whose operators run as they are
-traced (`backend="eager"`). *FSDP2*: the logits and every gradient on two processes, every layer sharded.
+The other columns compare in the same way:
 
-This page is written by a run of all of them, of which `make sweep` repeats the logits of every class, and one of the
-five columns after them in turn. `make test-slow` repeats those of one class for each code of a rotation:
+- *generation*: the logits of six generated tokens, with a cache and left padding
+- *packed*: the logits of two packed documents
+- *gradients*: every gradient of a training step with activation checkpoints
+- *LoRA*: every gradient of LoRA on all linear layers
+- *bfloat16*: the logits with weights in bfloat16
+- *torch.compile*: the logits if the whole model is one graph (`fullgraph=True`) whose operators run unchanged
+  (`backend="eager"`)
+- *FSDP2*: the logits and every gradient on two processes, with every layer sharded
+
+A dash means that the class does not support this even without `swap`. An empty cell was not tested. Three families are
+also tested with other encodings, against models written by hand.
+
+This command runs all classes and writes this page. `make sweep` repeats the logits of every class, and one of the next
+five columns in turn. `make test-slow` repeats these columns for one class of each type of rotation:
 
 ```sh
 python -m tests.swapping.families
 ```
 
-The columns for `torch.compile` and FSDP2 are of torch {torch} and transformers {transformers}, and `make test-slow`
-repeats some of their rows. A cell without a word was not tried. A core makes all of them in some twenty minutes; ended
-and begun again, this goes on with what is left:
+The columns `torch.compile` and FSDP2 were measured with torch {torch} and transformers {transformers}. `make test-slow`
+repeats some of their rows. This command measures all of them in about twenty minutes of one core, and resumes if it was
+stopped:
 
 ```sh
 python -m tests.swapping.compiled_and_sharded
