@@ -56,7 +56,7 @@ def _describe(path: str, value: object) -> str:
 
 def _page(module: ModuleType, links: list[str], described: list[str]) -> str:
     name = module.__name__
-    pages = f"\nOn pages of their own: {', '.join(links)}.\n" if links else ""
+    pages = f"\nThese classes have their own pages: {', '.join(links)}.\n" if links else ""
     body = "\n".join(described)
     return f"""(api-{name})=
 # {name}
@@ -75,10 +75,10 @@ def _index() -> str:
     return f"""(api)=
 # API
 
-Types are jaxtyping's: `Float[Tensor, "batch seq"]` is a tensor of floating point numbers with two axes. An axis that a
-signature names twice has one size. Every example below runs in the tests.
+Types are from jaxtyping: `Float[Tensor, "batch seq"]` is a tensor of floating point numbers with two axes. If a
+signature names an axis twice, both have the same size. Tests run every example below.
 
-| module | what it holds |
+| module | contents |
 |---|---|
 {modules}
 

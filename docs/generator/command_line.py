@@ -17,9 +17,9 @@ def command_line() -> str:
     return f"""(command-line)=
 # The command line
 
-Results go to stdout, progress to stderr. Every verb takes `--json`. Without a file, `embed` and `compare` use the
-sample text that ships inside Python. Nothing touches the network unless `--download` is given. A wrong input is
-answered by one line, with the cause and what to try, and exit code 2.
+Results go to stdout, progress to stderr. Every verb accepts `--json`. Without a file, `embed` and `compare` use a
+sample text that ships with Python. No verb uses the network unless you pass `--download`. A wrong input causes a
+message of one line with the cause and the remedy, and exit code 2.
 
 {verbs}
 """

@@ -35,45 +35,45 @@ def title(kind: type[PositionEncoding]) -> str:
 
 
 QUESTIONS = {
-    "PositionEncoding": "What is there without positions?",
-    "Learned": "What is a table of positions before it is trained?",
-    "Sinusoidal": "Which waves are added to a token?",
-    "Rotary": "By how much is each pair rotated?",
-    "XPos": "How fast do rotated tokens fade?",
-    "ALiBi": "How far does each head see?",
-    "T5Bias": "Which distances share a number?",
-    "Kerple": "How fast may a head let distance fade?",
-    "Fire": "What is a distance as a share of the text?",
-    "Sandwich": "What do two sinusoids say of their distance?",
-    "Cope": "What if only some tokens are counted?",
-    "Shaw": "What does a query ask of a distance?",
-    "TransformerXL": "What do content and distance say to each other?",
-    "Deberta": "What do queries and keys each ask of a distance?",
-    "Cable": "What if every token chose its step?",
-    "ContinuousGridBias": "What does an MLP make of rows and columns?",
-    "Convolutional": "How do neighbours tell a place?",
-    "DecomposedBias": "What do rows and columns say apart?",
-    "DualChunk": "Which distances are right, and which bounded?",
-    "FoPE": "What if a pair heard several frequencies?",
-    "Fox": "What does a token forget?",
-    "GridBias": "What lies between two patches?",
-    "Inkling": "How does a query mix its own curve?",
-    "LearnedGrid": "How is a table resized to an image?",
-    "PoPE": "What if only the position were an angle?",
-    "RePo": "Where does a head think that a token stands?",
-    "ReRoPE": "Where does distance stop to grow?",
-    "MixedRotary": "Which diagonals can frequencies follow?",
-    "RoPEPlusPlus": "What is in the imaginary part?",
-    "RotaryByHead": "Which heads read which axis?",
-    "SelfExtend": "Where do groups take the place of tokens?",
-    "StringRotary": "Which planes can be rotated?",
+    "PositionEncoding": "what is left without positions?",
+    "Learned": "what does an untrained table look like?",
+    "Sinusoidal": "which waves are added to a token?",
+    "Rotary": "how far is each pair rotated?",
+    "XPos": "how fast do rotated tokens fade?",
+    "ALiBi": "how far does each head see?",
+    "T5Bias": "which distances share a number?",
+    "Kerple": "how fast can a head fade with distance?",
+    "Fire": "what is the bias by relative distance?",
+    "Sandwich": "what is the product of two sinusoids?",
+    "Cope": "what if only some tokens are counted?",
+    "Shaw": "how does a query score each distance?",
+    "TransformerXL": "how do content and distance interact?",
+    "Deberta": "how do queries and keys score each distance?",
+    "Cable": "what if every token chooses its step?",
+    "ContinuousGridBias": "what does an MLP learn from rows and columns?",
+    "Convolutional": "how do neighbours reveal a position?",
+    "DecomposedBias": "what do rows and columns add separately?",
+    "DualChunk": "which distances are exact, and which bounded?",
+    "FoPE": "what if a pair has several frequencies?",
+    "Fox": "how much does each token forget?",
+    "GridBias": "what is the bias between two patches?",
+    "Inkling": "how does a query mix its own curve?",
+    "LearnedGrid": "how is a table resized to an image?",
+    "PoPE": "what if only the position is an angle?",
+    "RePo": "which position does a head assign to a token?",
+    "ReRoPE": "where does the distance stop growing?",
+    "MixedRotary": "which diagonals can frequencies follow?",
+    "RoPEPlusPlus": "what is in the imaginary part?",
+    "RotaryByHead": "which heads use which axis?",
+    "SelfExtend": "where do groups replace tokens?",
+    "StringRotary": "which planes can be rotated?",
 }
-"""What the picture of each class answers."""
+"""The question that the picture of each class answers."""
 
 
 def question(kind: type[PositionEncoding]) -> str:
-    """What the gallery asks, and the picture of an encoding answers."""
-    return f"{QUESTIONS.get(kind.__name__, 'What does it do?')} {title(kind)}"
+    """Return the title of an encoding, and the question that its picture answers."""
+    return f"{title(kind)}: {QUESTIONS.get(kind.__name__, 'what does it do?')}"
 
 
 def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
@@ -81,7 +81,7 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
     facts = {
         "class": f"`{_path(kind)}`",
         "name": ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
-        "method": "; ".join(f"`{method}`: {METHODS[method]}" for method in kind.methods()) or "none",
+        "method": ", ".join(f"`{method}`: {METHODS[method]}" for method in kind.methods()) or "none",
         **{words: linked_papers(getattr(kind.info, fact)) for fact, words in FACTS.items()},
         "presets": ", ".join(presets_of(lambda encoding: type(encoding) is kind)),
     }
@@ -90,7 +90,7 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
 
 {opening(kind)}
 
-{picture(f"encodings/{name}", f"What {title(kind)} does")}
+{picture(f"encodings/{name}", f"{title(kind)}, drawn by locant plot")}
 
 {table(facts)}
 

@@ -26,19 +26,17 @@ __all__ = ["models_table", "row_of"]
 COLUMNS = (
     "model", "year", "encoding", "base", "scaling", "rotated", "layout", "windows", "without positions", "explained",
 )  # fmt: skip
-THIN = "\N{NARROW NO-BREAK SPACE}"
 
 WORDS = """\
-A row for each published configuration that locant carries (`llama-3.1-8b`), and one for each `model_type` that it
-reads, as the class of `transformers` has it by default. Models of one type differ in base, scaling and windows: what
-counts for yours is its own file, and `locant explain config.json` reads it. A click on a heading sorts the rows, and
-words in the box leave those that hold them all.
+One row for each published configuration that ships with locant (`llama-3.1-8b`), and one for each `model_type` that it
+reads, with the defaults of its class in `transformers`. Models of one type differ in base, scaling and windows, so
+check your model's own file with `locant explain config.json`. Click on a heading to sort the rows. Type words in the
+box to filter them: a row is kept if it contains all words.
 
-- **rotated**: the share of a head's dimensions. **windows**: tokens that a layer sees, and in how many of its layers.
-  **without positions**: layers that attend without any.
-- **year**: when the first model of a type was released, by the documentation of `transformers` of January 2026, where
-  that tells it.
-- A dash stands where a configuration has to say more than its class does, or says that there is none."""
+- **rotated**: the rotated share of a head's dimensions. **windows**: the tokens that a layer sees, and the number of
+  layers with this window. **without positions**: the number of layers without positions.
+- **year**: the release of the first model of a type, if the documentation of `transformers` of January 2026 states it.
+- A dash means that the defaults of the class do not determine an encoding. Each checkpoint's `config.json` does."""
 
 
 def models_table() -> str:
@@ -75,7 +73,7 @@ def row_of(name: str, config: Mapping[str, Any], year: str = "") -> tuple[str, .
     """The cells of one model; a configuration of nothing but a type is that of its class.
 
     >>> row_of("gpt_oss", {"model_type": "gpt_oss"})[2:9]
-    ('RoPE', '150\u202f000', 'YaRN × 32', '100%', 'half', '128 in 18 of 36', '')
+    ('RoPE', '150,000', 'YaRN × 32', '100%', 'half', '128 in 18 of 36', '')
     """
     family = family_of(config)
     full, stated = _full(config), len(config) > 1
@@ -174,7 +172,7 @@ def _without(config: Mapping[str, Any], encodings: Mapping[str | None, PositionE
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}".replace(",", THIN) if value == int(value) else f"{value:g}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def _joined(words: Iterator[str]) -> str:

@@ -40,7 +40,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
 
     >>> row = {"engine": "One", "version": "1.2", "subject": "a layer", "difference": 2.4e-7, "unit": "absolute"}
     >>> part = {"measured": "2026-11-24", "rows": [row | {"command": "make engines"}], "cannot": {"One": ["sing"]}}
-    >>> print(engines({"one": part}).partition("cannot")[2].strip())
+    >>> print(engines({"one": part}).partition("not supported")[2].strip())
     * - One 1.2 (2026-11-24)
       - a layer: 2.4e-07 absolute
       - `make engines`
@@ -49,7 +49,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
     """
     if record is None:
         record = json.loads((ROOT / "benchmarks" / "results" / "engines.json").read_text(encoding="utf-8"))
-    lines = [":::{list-table}\n:header-rows: 1\n", "* - engine\n  - largest difference\n  - repeated by\n  - cannot"]
+    lines = [":::{list-table}\n:header-rows: 1\n", "* - engine\n  - largest difference\n  - command\n  - not supported"]
     late = []
     for name, part in record.items():
         for engine in dict.fromkeys([*(row["engine"] for row in part["rows"]), *part["cannot"]]):
@@ -63,7 +63,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
                 )
             )
         if "not_repeated" in part:
-            late.append(f"\nNot measured anew: {name}, as {part['not_repeated']}.")
+            late.append(f"\nNot measured again: {name} ({part['not_repeated']}).")
     return "\n".join([*lines, ":::", *late])
 
 

@@ -41,15 +41,16 @@ MEASURED = {"models/all.md": models_table}
 THEMES = ("light", "dark")
 
 SCALINGS_WORDS = """\
-Ways to stretch [Rotary](#encoding-rotary) over longer contexts: pure functions of their fields. Where frequencies
-depend on the length of the sequence, it is passed, by `rotary.for_length(n)`; cached keys are moved to another length
-by `rotary.rerotate`. `locant extend` writes the configuration for a longer context."""
+Scalings extend the context of [Rotary](#encoding-rotary) by changing its frequencies. Each is a pure function of its
+fields. If the frequencies depend on the length of the sequence, pass the length to `rotary.for_length(n)`.
+`rotary.rerotate` converts cached keys to another length. `locant extend` writes the configuration for a longer
+context."""
 
 FAMILIES_WORDS = """\
-How published models encode positions; [one table](#models-table) has all of them. `Rotary.from_config` reads one
-configuration, `encoding_from_config` that of any of these models. In a model with rotary positions, every key about
-them is used or refused by name. `locant explain` fills in a missing standard key with the default of the architecture,
-and says so. [Another architecture](../../extending.md) is one row."""
+How published models encode positions. [One table](#models-table) lists all models. `Rotary.from_config` reads the
+configuration of a model with rotary positions, and `encoding_from_config` that of any of these models. Every key about
+rotary positions is either used or raises an error. If a standard key is missing, `locant explain` uses the default of
+the architecture and prints it. To add [another architecture](../../extending.md), write one row."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -122,18 +123,17 @@ def _indexes() -> dict[str, str]:
     }
     asked = [
         *_cards("encoding", encodings(), question),
-        *_cards("scaling", SCALINGS, lambda kind: f"Which wavelengths does {kind.__name__} stretch?"),
-        *_cards("model", families(), lambda family: f"Where do positions enter? {family_title(family)}"),
+        *_cards("scaling", SCALINGS, lambda kind: f"{kind.__name__}: which wavelengths change?"),
+        *_cards("model", families(), lambda family: f"{family_title(family)}: where do positions enter?"),
     ]
     return {
         "encodings/index.md": index(
-            "encodings", "Encodings", "A page for each encoding.", own["encoding"], [*encodings()]
+            "encodings", "Encodings", "One page for each encoding.", own["encoding"], [*encodings()]
         ),
         "scalings/index.md": index("scalings", "Scalings", SCALINGS_WORDS, own["scaling"], [*SCALINGS]),
         "models/index.md": index("models", "Model families", FAMILIES_WORDS, own["model"], ["all", *families()]),
         "gallery.md": index(
-            "gallery", "Gallery", "What `locant plot` draws of encodings, of scalings by 8, and of published models.",
-            asked,
+            "gallery", "Gallery", "Pictures by `locant plot`: all encodings, scalings by 8, published models.", asked,
         ),
     }  # fmt: skip
 

@@ -68,7 +68,7 @@ const shuffle = {
     const rows = names.map((name, at) => `${name} (${at})`);
     const alike = outputs[names.indexOf("the")].every((each, at) => Math.abs(each - outputs[names.lastIndexOf("the")][at]) < 1e-9);
     map(pictures.weights, {
-      title: "Attention weights", note: "A row for each word: how much of every word it takes.", values: matrix(5, 5, (row, column) => weights[row][column]),
+      title: "Attention weights", note: "Each row shows a word's attention to every word.", values: matrix(5, 5, (row, column) => weights[row][column]),
       x: { label: "key", format: (at) => names[at], every: true }, y, rows, columns: rows, color: { map: "one", low: 0, high: 1, label: "weight" },
       read: (row, column, value) => `${rows[row]} takes ${value} of ${rows[column]}.`,
     });
@@ -237,7 +237,7 @@ const ladder = {
     const at = counted(length + 1);
     const equal = counted(pairs).map((pair) => (pairs - pair) / pairs);
     chart(scores, {
-      title: "Two ways to choose frequencies", note: `With equal steps all hands meet again after ${number(2 * Math.PI * pairs, 3)} tokens: that far is as good as here.`,
+      title: "Two ways to choose frequencies", note: `With equal steps all hands meet again after ${number(2 * Math.PI * pairs, 3)} tokens, so that distance looks like distance 0.`,
       x: { values: at, label: "distance (tokens)" }, y: { label: "mean cosine", high: 1.04 },
       series: [{ name: "equal factors", slot: 1, values: scoreByDistance(inverseFrequencies(2 * pairs, base), at) }, { name: "equal steps", slot: 2, values: scoreByDistance(equal, at) }],
     });

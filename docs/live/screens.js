@@ -98,7 +98,7 @@ const clocks = {
 
 const distance = {
   title: "Score by distance",
-  about: "The score that RoPE gives two equal vectors, by how far apart they stand: the mean cosine over all pairs. The queries and keys of a model weigh the pairs in ways of their own.",
+  about: "The score that RoPE gives two equal vectors, by their distance: the mean cosine over all pairs. The queries and keys of a model weight the pairs differently.",
   groups: [
     { length: whole("Farthest distance", 512, 16, 65_536, { log: true, unit: "tokens" }) },
     { ...SHAPE, ...scaling("linear") },
@@ -112,7 +112,7 @@ const distance = {
     }));
     score.show({
       title: "Mean cosine by distance",
-      note: "1 where the two stand at the same position. A scaling moves the curve to the right.",
+      note: "1 if both are at the same position. A scaling moves the curve to the right.",
       legend: series,
       table: () => ({ columns: ["distance", ...series.map(({ name }) => name)], rows: at.map((each, row) => [each, ...series.map((one) => one.values[row])]) }),
       python: `${made(values)}import torch
@@ -134,7 +134,7 @@ values = zip(distances, *((distances[:, None] * one.inv_freq).cos().mean(-1) for
 
 const biases = {
   title: "ALiBi and T5",
-  about: "Two encodings that add a number to every score. ALiBi's follows from the distance and the head; T5 learns one for each bucket of distances.",
+  about: "Two encodings that add a number to every score. ALiBi computes it from the distance and the head. T5 learns one for each bucket of distances.",
   groups: [
     { tokens: whole("Tokens", 64, 8, 256, { log: true }), both: choice("Keys after the query", "no", { no: "hidden (causal)", yes: "seen (both directions)" }) },
     { heads: whole("Heads (ALiBi)", 8, 1, 64), head: whole("Head", 2, 0, ({ heads }) => heads - 1) },
@@ -171,7 +171,7 @@ const biases = {
 
 const scalings = {
   title: "Scalings",
-  about: "To read texts longer than those of training, every scaling slows some pairs down. They differ in which, and by how much.",
+  about: "To extend the context beyond the training length, every scaling slows some pairs down. Scalings differ in the pairs and in the factor.",
   groups: [{ ...SHAPE, trained: whole("Trained length", 4096, 16, 2 ** 20, { log: true, unit: "tokens" }), factor: real("Factor", 8, 1, 64, { log: true }) }],
   pictures: { methods: { height: 250 }, curves: { height: 320 } },
   show(values, { methods, curves }) {
@@ -219,7 +219,7 @@ values = torch.stack([plain.inv_freq / rotary.for_length(${Math.round(trained * 
 
 const packing = {
   title: "Packing",
-  about: "Several documents in one row: every document counts from 0, and no token attends to one of another document.",
+  about: "Several documents in one row: every document counts from 0, and no token attends to another document.",
   groups: [
     { lengths: text("Lengths of the documents", "5, 8, 3"), padding: whole("Padding", 2, 0, 32) },
     { causal: choice("Attention", "yes", { yes: "causal", no: "both directions" }), window: whole("Sliding window (0: none)", 0, 0, 32) },

@@ -51,9 +51,9 @@ function screens(host) {
   const about = html("p");
   const told = html("p", { class: "unseen", role: "status" });
   const copy = linkButton(() => addressOf(open.name, open.figure.values), (link, isCopied) => {
-    if (!isCopied) return prompt("The link to what is shown:", link);
+    if (!isCopied) return prompt("Link to this page with all settings:", link);
     copy.textContent = "Copied";
-    told.textContent = "The link to what is shown is copied.";
+    told.textContent = "The link is copied. It contains all settings.";
     setTimeout(() => (copy.textContent = "Copy link"), 1500);
   });
   let open = null;

@@ -63,7 +63,7 @@ def test_what_cannot_be_measured_keeps_what_was(tmp_path: Path, monkeypatch: pyt
     record = json.loads(path.read_text())
     assert record["jax"]["rows"] == [row]
     assert "JAX 1 (2026-11-24)" in engines(record)
-    assert "Not measured anew: jax, as pip failed." in engines(record)
+    assert "Not measured again: jax (pip failed)." in engines(record)
     with pytest.raises(SystemExit, match="unheard_of"):
         measuring.main(["unheard_of"])
 

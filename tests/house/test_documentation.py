@@ -74,6 +74,16 @@ def test_every_picture_and_page_that_is_pointed_to_is_there() -> None:
     assert [(page, target) for page, target in targets if not (page.parent / target).exists()] == []
 
 
+def test_numbers_have_a_comma_for_thousands() -> None:
+    texts = [*PAGES[1:], ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    prose = [
+        (page, re.sub(r"```.*?```|~~~.*?~~~", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)) for page in texts
+    ]
+    spaced = r"(?<![\w.,^])\d{1,3}[ \N{THIN SPACE}\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}]\d{3}(?![\w.])"
+    assert re.search(spaced, "at 8 192 tokens")
+    assert [(page, found) for page, text in prose for found in re.findall(spaced, text)] == []
+
+
 def test_the_first_example_has_twelve_lines_at_most_and_a_recipe_under_thirty() -> None:
     first, *recipes = [blocks(PAGES[0].read_text(encoding="utf-8"))[0][0], *(code for code, _ in blocks(EXTENDING))]
     lines = [len([line for line in code.splitlines() if line.strip()]) for code in (first, *recipes)]
