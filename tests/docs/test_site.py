@@ -155,7 +155,8 @@ QUERIES = (
     "causal mask", "padding", "packing", "KV cache", "speculative decoding", "context parallel", "YaRN", "NTK",
     "LongRoPE", "position interpolation", "extrapolation", "nearest neighbours", "tied head", "weight tying",
     "temperature", "generation", "multi-head attention", "grouped-query", "cross-entropy", "perplexity", "logits",
-    "nanoGPT", "flash-attention", "Ray", "parquet", "video", "interleaved", "bfloat16",
+    "nanoGPT", "flash-attention", "Ray", "parquet", "video", "interleaved", "bfloat16", "extend Llama 3 128k",
+    "finetune", "install", "rope_theta", "token_type_ids", "M-RoPE", "diffusers", "vLLM", "Hugging Face Trainer",
 )  # fmt: skip
 
 
