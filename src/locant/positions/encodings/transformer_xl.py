@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, Real, scale_of, whole
+from locant.kernels.exact_dot import exact_dot
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
-from locant.positions.distances import bias_dtype, exact_dot
+from locant.positions.distances import bias_dtype
 from locant.positions.encodings import INIT_STD
 from locant.positions.frequencies import check_base, check_width, inverse_frequencies
 from locant.positions.heads import Heads, for_query_heads

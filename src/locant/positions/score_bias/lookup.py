@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances, exact_dot
+from locant.kernels.exact_dot import exact_dot
+from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
 from locant.tensors import host_can_read
