@@ -25,7 +25,7 @@ from locant.positions.score_bias.by_distance import largest_distance
 from locant.spelling import literal
 from locant.tensors import host_can_read
 
-CHUNK_ELEMENTS = 2**21
+CHUNK_ELEMENTS = 2**19
 """The number of products of a head that are stored at a time in calls without gradients."""
 
 
