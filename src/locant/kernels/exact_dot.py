@@ -71,23 +71,24 @@ def exact_scores(
 
 def exact_entries(
     x: Float[Tensor, "batch heads key dim"],
-    rows: Float[Tensor, "heads entries dim"],
+    rows: Float[Tensor, "*heads entries dim"],
     entries: Int[Tensor, "#batch query key"],
 ) -> Float[Tensor, "batch heads query key"] | None:
-    """Return `exact_dot` of every key with the row of its entry for each query, or ``None`` without a native kernel.
+    """Return `exact_dot` of every key with the row of its entry for each query, or ``None``.
 
-    The bits are those of `exact_dot` with all rows, for a caller that needs the result in float32. It costs one product
-    for each pair instead of one for each key and row.
+    It is ``None`` for many queries and without a native kernel. All heads may share the rows. The bits are those of
+    `exact_dot` with all rows, for a caller that needs the result in float32. It costs one product for each pair instead
+    of one for each key and row.
     """
-    if not (_uses_native(x, rows) and x.dtype in native.DTYPES and x.shape[-1] <= MAX_WIDTH and native.is_in_rows(x)):
+    if not _uses_native(x, rows) or entries.shape[1] > MAX_FEW or (of_x := _rows(x)) is None:
         return None
     (batch, heads, keys, dim), queries = x.shape, entries.shape[1]
-    rounded, entries = round_to_grid(rows, width=-(-dim // 32) * 32), entries.contiguous()
+    rounded = round_to_grid(rows, width=-(-dim // 32) * 32).expand(heads, -1, -1)
+    entries = entries.contiguous()
     out = x.new_empty(batch, heads, queries, keys, dtype=torch.float64)
-    steps = [x.element_size() * step for step in x.stride()[:3]]
     packed = pack_entries(
-        native.threads(), native.DTYPES[x.dtype], batch, heads, queries, keys, dim, grid_bits(dim), *steps,
-        rounded.stride(0) if len(rounded) > 1 else 0, rounded.stride(1), entries.stride(0) if len(entries) > 1 else 0,
+        native.threads(), native.DTYPES[x.dtype], batch, heads, queries, keys, dim, grid_bits(dim),
+        *of_x.steps, rounded.stride(0), rounded.stride(1), entries.stride(0) if len(entries) > 1 else 0,
         entries.stride(1), x.data_ptr(), rounded.data_ptr(), entries.data_ptr(), out.data_ptr(),
     )  # fmt: skip
     native.function(FUNCTIONS[1])(packed)

@@ -130,7 +130,7 @@ class TransformerXL(PositionEncoding):
 
     def _write(self, q: Queries, k: Keys, queries: Positions, keys: Positions, *, heads: slice) -> Bias:
         dtype = bias_dtype(q)
-        if q.shape[2] > MAX_FEW and queries.start is not None and keys.start is not None and can_keep([q, k, self.u]):
+        if can_keep([q, k, self.u]) and q.shape[2] > MAX_FEW and queries.start is not None and keys.start is not None:
             return self._write_by_head(q, k, queries.start - keys.start, heads, dtype)
         content = exact_scores(self.u[None, heads, None], k, dtype)
         biased = q.double() + self.v.double()[heads, None]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.kernels.exact_dot import MAX_FEW, exact_dot, exact_entries
+from locant.kernels.exact_dot import exact_dot, exact_entries
 from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
@@ -161,10 +161,9 @@ class Lookup(ScoreBias):
         A few queries use few of the products of all keys and rows. They are computed one by one, with the same bits.
         """
         dtype = bias_dtype(self.q)
-        if dtype == torch.float32 and entries.shape[1] <= MAX_FEW:
-            products = exact_entries(vectors, rows.expand(vectors.shape[1], -1, -1), entries)
-            if products is not None:
-                return table.scaled(products, dtype)
+        products = None if dtype == torch.float64 else exact_entries(vectors, rows, entries)
+        if products is not None:
+            return table.scaled(products, dtype)
         numbers = table.product(vectors, rows, dtype)
         return _gather(numbers, entries.transpose(1, 2)).transpose(2, 3)
 
