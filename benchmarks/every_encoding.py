@@ -7,7 +7,7 @@ attention in float64. ``PYTHONPATH=src python -m benchmarks every_encoding``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import locant
 from benchmarks.timing import Row, measure
 from locant import Cope, Deberta, PositionEncoding, Positions, Sandwich, TransformerXL, attend
+from locant.attention.choice import BackendName
 from locant.positions.base import reads_hidden_states
 
 __all__ = ["rows"]
@@ -37,7 +38,7 @@ def rows() -> list[Row]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> Generator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,7 +82,7 @@ def _decoding() -> list[Row]:
 
 def _ours(
     encoding: PositionEncoding | None, q: Tensor, k: Tensor, v: Tensor, queries: Positions, keys: Positions,
-    backend: locant.attention.choice.BackendName = "auto",
+    backend: BackendName = "auto",
 ) -> Contender:  # fmt: skip
     scale = encoding.scale if isinstance(encoding, Deberta) else None
     options = {"encoding": encoding, "positions": queries, "k_positions": keys, "scale": scale, "backend": backend}
