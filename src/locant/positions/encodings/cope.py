@@ -34,8 +34,8 @@ class Cope(PositionEncoding):
     an error if positions show that some of these keys are missing. The oldest keys may be missing. Ranks cannot use
     ring attention. A later key is at position 0.
 
-    It costs several matrices of ``batch x heads x query x key`` numbers in float64. It is the most expensive bias here
-    and has no score function.
+    It costs several matrices of ``batch x heads x query x key`` numbers in float64, and has no score function. Without
+    gradients on a CPU, one kernel computes the bias of some queries at a time. The bits are the same.
 
     Args:
         head_dim: dimensions per head.
