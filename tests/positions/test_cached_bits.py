@@ -57,6 +57,16 @@ def test_a_cached_token_gets_the_bits_of_the_whole_prompt(name: str, dtype: torc
         assert torch.equal(encoding.bias(q, k, packed), whole)  # type: ignore[arg-type]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_without_keys_the_bias_is_empty(name: str) -> None:
+    q, k = tokens()
+    for queries in (0, 1, 20):
+        none = ENCODINGS[name]().bias(q[:, :, :queries], k[:, :, :0], Positions.arange(queries), Positions.arange(0))
+        assert none is not None
+        assert none.shape[2:] == (queries, 0)
+
+
 @pytest.mark.parametrize("name", ["deberta", "transformer_xl"])
 def test_a_table_is_kept_only_for_the_same_values(name: str) -> None:
     """Values change in ways that torch does not count. Copies and pickles begin without a table."""

@@ -142,7 +142,7 @@ class TransformerXL(PositionEncoding):
         out = q.new_empty(batch, num_heads, queries, keys, dtype=dtype)
         content = exact_scores(self.u[None, heads, None], k, dtype)
         table = self._rows(offset - keys + 1, offset + queries - 1, dtype)[heads]
-        size = max(1, CHUNK_ELEMENTS // keys)
+        size = max(1, CHUNK_ELEMENTS // max(keys, 1))
         for b, head in itertools.product(range(batch), range(num_heads)):
             biased = q[b, head].double() + self.v[heads][head].double()
             for start in range(0, queries, size):
