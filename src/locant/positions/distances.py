@@ -1,4 +1,4 @@
-"""Distances of queries and keys, functions for FlexAttention, and dot products whose bits do not depend on shapes."""
+"""Distances of queries and keys, and functions for FlexAttention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from locant.positions.documents import MaskMod, is_allowed
@@ -38,36 +38,6 @@ def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[
     """Return a function ``(batch, query, key) -> query index minus key index``. The slots broadcast."""
     q_index, k_index = (index_mod(each.expand(q.shape[0])) for each in (positions, keys))
     return lambda batch, query, key: q_index(batch, query) - k_index(batch, key)
-
-
-def exact_dot(
-    a: Float[Tensor, "*#batch n dim"], b: Float[Tensor, "*#batch m dim"], dtype: torch.dtype
-) -> Float[Tensor, "*batch n m"]:
-    """Return the product of every row of `a` and every row of `b`, in float64. Its bits depend only on the two rows.
-
-    A matrix product sums in an order that the library chooses by shape. So the products of a query differ in the last
-    bits between a cache and a prompt. Here each vector is first rounded to its own grid, which is as fine as float32
-    and coarse enough that float64 holds every partial sum without rounding. Then the order of the sum does not matter.
-    Gradients pass the rounding unchanged. This costs a float64 matrix product and two passes over the vectors.
-
-    `dtype` is the dtype in which the caller needs the result. For float32 each entry moves by at most 2**-22 of the
-    largest entry in its row (for 128 dimensions or fewer). For float64 there is no rounding, and the last bits may
-    depend on the shapes.
-    """
-    if dtype == torch.float64:
-        return a.double() @ b.double().transpose(-1, -2)
-    bits = (53 - max(a.shape[-1] - 1, 0).bit_length()) // 2  # float64 has 53
-    return _round_to_grid(a, bits) @ _round_to_grid(b, bits).transpose(-1, -2)
-
-
-def _round_to_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
-    """Round each row to ``n * step``, with one step per row and whole numbers n of at most ``2**bits`` in size."""
-    exact = x.double()
-    if not x.shape[-1]:
-        return exact
-    largest = exact.detach().abs().amax(-1, keepdim=True)
-    step = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - bits)
-    return exact + ((exact / step).round() * step - exact).detach()  # equals the rounded value: both lie on its grid
 
 
 SlotMod = Callable[[Tensor, Tensor], Tensor]

@@ -99,10 +99,15 @@ def for_query_heads(
     k: Float[Tensor, "batch kv_heads key head_dim"], num_heads: int
 ) -> Float[Tensor, "batch heads key head_dim"]:
     """Return the keys that each query head attends to. Under grouped-query attention, neighbouring heads share keys."""
+    require_query_heads(k, num_heads)
+    return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
+
+
+def require_query_heads(k: Tensor, num_heads: int) -> None:
+    """Raise `ShapeError` unless each key head has the same number of query heads."""
     if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
         expected = f"a number of heads that divides the {num_heads} query heads"
         raise shape_error("k", k, expected, f"use a number of key heads that divides {num_heads}")
-    return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
 
 
 def empty_linear(width: int, out: int) -> nn.Linear:

@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from locant.arguments import MAX_WIDTH, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError
+from locant.kernels.exact_dot import exact_dot
 from locant.kernels.transforms import is_transforming
 from locant.positions.base import Embeddings, Keys, PositionEncoding, Queries, require_embeddings, require_tokens
-from locant.positions.distances import bias_dtype, exact_dot
+from locant.positions.distances import bias_dtype
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
 from locant.positions.heads import Heads

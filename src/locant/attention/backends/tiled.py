@@ -31,7 +31,7 @@ from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping, is_plain_eager
 from locant.positions.distances import bias_dtype
-from locant.positions.score_bias import ByDistance, Lookup, Pairwise
+from locant.positions.score_bias import ByDistance, Lookup, Pairwise, Written
 
 TILE_BYTES = 2**24
 """The size of a tile's bias over all keys. It determines the number of queries, a power of two, at least MIN_ROWS."""
@@ -71,7 +71,7 @@ def choose_method(inputs: AttentionInputs) -> Method:
         if (rows := inputs.mask.packed_documents()) is not None:
             return Method("documents", f"for each document, {reason}", rows)
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
-    if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
+    if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise | Written):
         return Method("table", "there is one query, so each distance occurs once")
     has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.cost_grows_with_heads
     can_use_blocks = on_cpu and has_blocks and inputs.q.shape[2] >= MIN_ROWS
@@ -104,8 +104,8 @@ def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#he
     """Return the bias of the distances `first` to `last`."""
     if isinstance(inputs.bias, ByDistance):
         return inputs.bias.table(first, last)
-    if isinstance(inputs.bias, Lookup | Pairwise):  # there is one query
-        return inputs.bias.dense()[0, :, 0].flip(-1)
+    if isinstance(inputs.bias, Lookup | Pairwise | Written) and (matrix := inputs.bias.dense()) is not None:
+        return matrix[0, :, 0].flip(-1)  # there is one query
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 

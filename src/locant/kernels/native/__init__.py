@@ -1,7 +1,7 @@
 """Kernels in C for the CPU, loaded from the library that `build.py` compiles.
 
-The operations in `kernels/rotary/cpu.py`, `kernels/distance_attention.py` and `text/windows` pack the arguments of
-their kernels and call them.
+The operations in `kernels/rotary/cpu.py`, `kernels/distance_attention.py`, `kernels/exact_dot.py`, `kernels/cope.py`
+and `text/windows` pack the arguments of their kernels and call them.
 
 This file does not compile anything. The library is in the package, next to the Python code, and is trusted in the same
 way. No other folder is searched. The name of the library depends on its sources, so that an old library is not loaded.

@@ -7,9 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, Real, scale_of, whole
+from locant.kernels import cope as kernel
+from locant.kernels.exact_dot import exact_dot, exact_scores
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, require_tokens, resolve_positions
-from locant.positions.distances import bias_dtype, exact_dot
-from locant.positions.heads import for_query_heads
+from locant.positions.distances import bias_dtype
+from locant.positions.heads import require_query_heads
 from locant.positions.positions import OptionalPositions, Positions
 from locant.spelling import literal
 
@@ -32,8 +34,8 @@ class Cope(PositionEncoding):
     an error if positions show that some of these keys are missing. The oldest keys may be missing. Ranks cannot use
     ring attention. A later key is at position 0.
 
-    It costs several matrices of ``batch x heads x query x key`` numbers in float64. It is the most expensive bias here
-    and has no score function.
+    It costs several matrices of ``batch x heads x query x key`` numbers in float64, and has no score function. Without
+    gradients on a CPU, one kernel computes the bias of some queries at a time. The bits are the same.
 
     Args:
         head_dim: dimensions per head.
@@ -79,10 +81,9 @@ class Cope(PositionEncoding):
         self, q: Queries, k: Keys, positions: OptionalPositions = None, k_positions: OptionalPositions = None
     ) -> Float[Tensor, "batch heads query key"]:
         """Return the contextual position of every key relative to every query, in float64."""
-        positions, keys = resolve_positions(self, q, k, positions, k_positions)
-        require_tokens(self, q, k, positions, keys, self.head_dim)
+        positions, keys = self._resolve_tokens(q, k, positions, k_positions)
         dtype = bias_dtype(q)
-        product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
+        product = exact_scores(q, k, dtype) * self.scale
         gates = 1 / (1 + torch.exp(-product))  # the rounding of torch.sigmoid depends on the memory layout
         if dtype != torch.float64:
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
@@ -92,6 +93,10 @@ class Cope(PositionEncoding):
         self, q: Queries, k: Keys, positions: OptionalPositions = None, k_positions: OptionalPositions = None
     ) -> Bias:
         """Return the query's product with the interpolated embedding of every count, in float32 or wider."""
+        if kernel.supports(q, k, self.weight):
+            queries, keys = self._resolve_tokens(q, k, positions, k_positions)
+            if keys.start is not None:
+                return kernel.contextual_bias(q, k, self.weight, queries.mask(k_positions), self.scale, GRID)
         count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)
         products = exact_dot(q, self.weight, bias_dtype(q))
         below, above = count.detach().floor(), count.detach().ceil()
@@ -99,6 +104,14 @@ class Cope(PositionEncoding):
         upper, lower = (place.nan_to_num().long() for place in (above, below))  # the share keeps NaN
         bias = products.gather(3, upper) * share + products.gather(3, lower) * (1 - share)
         return bias.to(bias_dtype(q))
+
+    def _resolve_tokens(
+        self, q: Queries, k: Keys, positions: OptionalPositions, k_positions: OptionalPositions
+    ) -> tuple[Positions, Positions]:
+        positions, keys = resolve_positions(self, q, k, positions, k_positions)
+        require_tokens(self, q, k, positions, keys, self.head_dim)
+        require_query_heads(k, q.shape[1])
+        return positions, keys
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={literal(self.scale)}"

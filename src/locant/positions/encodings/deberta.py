@@ -18,6 +18,7 @@ from locant.positions.distance_bias import RowBias
 from locant.positions.distances import MAX_DISTANCE
 from locant.positions.encodings import INIT_STD
 from locant.positions.heads import Heads, empty_linear
+from locant.positions.kept_table import KeptTable
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Lookup
 from locant.spelling import literal
@@ -41,7 +42,8 @@ class Deberta(RowBias):
     (``share_att_key``). Set `weight`, `key_projection` and `query_projection` of each layer's `Deberta` to these.
 
     It costs two projections of the table, one score per token and row of the table (in float64 during the computation),
-    and two look-ups per pair of tokens and head.
+    and two look-ups per pair of tokens and head. With a few queries, each key has one product for each query instead.
+    In calls without gradients on a CPU, the projected tables are kept while the parameters have the same values.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -114,6 +116,7 @@ class Deberta(RowBias):
         width = len(self.heads) * self.head_dim
         self.key_projection = empty_linear(self.d_model, width) if "c2p" in self.terms else None
         self.query_projection = empty_linear(self.d_model, width) if "p2c" in self.terms else None
+        self._kept = KeptTable[tuple[Tensor | None, Tensor | None]]()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -135,13 +138,16 @@ class Deberta(RowBias):
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """Return the projected table for queries (by the key projection), and for keys (by the query projection)."""
-        return self._project_table(self.key_projection, dtype), self._project_table(self.query_projection, dtype)
+        return self._kept.get(tuple(self.parameters()), dtype, lambda: self._project_tables(dtype))
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
         self.heads.subset(heads).require(self, q)
         return super().score_bias(q, k, queries, keys, heads)
+
+    def _project_tables(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        return self._project_table(self.key_projection, dtype), self._project_table(self.query_projection, dtype)
 
     def _project_table(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
         if projection is None:

@@ -13,6 +13,7 @@ from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
 from locant.positions.distances import bias_dtype
 from locant.positions.frequencies import check_base, check_width, inverse_frequencies
+from locant.positions.kept_table import KeptTable, RowsByDistance, can_keep
 from locant.spelling import literal
 
 GRID = 2.0**-40
@@ -26,8 +27,9 @@ class Sandwich(DistanceBias):
 
     The paper omits ``- d/2``. This term does not change the softmax, and it keeps more bits of near distances.
 
-    It costs one cosine per distance and sinusoid pair, then one look-up per pair of tokens. If the bounds of positions
-    are unknown (`Positions.of` on an accelerator), the cosines are computed for every pair of tokens instead.
+    It costs one cosine per distance and sinusoid pair, then one look-up per pair of tokens. In calls without gradients
+    on a CPU, the sums of cosines are kept for later calls and for all layers that share the encoding. If the bounds of
+    positions are unknown (`Positions.of` on an accelerator), the cosines are computed for every pair of tokens instead.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -67,6 +69,7 @@ class Sandwich(DistanceBias):
         self.angles = Angles(inverse_frequencies(self.dim, self.base))
         ratios = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu") * 8 / self.num_heads
         self.ratios = Constant(self.heads.select(ratios))
+        self._kept = KeptTable[RowsByDistance]()
 
     def decay(
         self, distance: Int[Tensor, "*shape"], largest: int | None = None, dtype: torch.dtype = torch.float32
@@ -77,9 +80,15 @@ class Sandwich(DistanceBias):
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor | None]:
         dtype = bias_dtype(q)
-        distances = None if largest is None else torch.arange(largest + 1, device=q.device)
-        decay = None if distances is None else self.decay(distances, largest, dtype)
+        decay = None if largest is None else self._decays(largest, dtype, q.device)
         return {"ratios": self.ratios.on(q.device).to(dtype), "decay": decay}
+
+    def _decays(self, largest: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " distances"]:
+        """Return the decays of the distances from 0 to `largest`. On a CPU they are kept for later calls."""
+        if device.type != "cpu" or not can_keep([]):
+            return self.decay(torch.arange(largest + 1, device=device), largest, dtype)
+        rows = self._kept.get([], dtype, lambda: RowsByDistance(lambda each: self.decay(each, None, dtype)[:, None]))
+        return rows.between(-largest, 0)[:, 0]  # decays are symmetric, and the largest number comes first
 
     def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:
         faded = self.decay(distance, None, ratios.dtype) if decay is None else decay[distance.abs()]

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, Real, scale_of, whole
+from locant.kernels.exact_dot import MAX_FEW, exact_dot, exact_scores
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_tokens
-from locant.positions.distances import bias_dtype, exact_dot
+from locant.positions.distances import bias_dtype, distances
 from locant.positions.encodings import INIT_STD
 from locant.positions.frequencies import check_base, check_width, inverse_frequencies
-from locant.positions.heads import Heads, for_query_heads
+from locant.positions.heads import Heads, require_query_heads
+from locant.positions.kept_table import KeptTable, RowsByDistance, can_keep
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
+from locant.positions.score_bias.by_distance import largest_distance
 from locant.spelling import literal
+from locant.tensors import host_can_read
+
+CHUNK_ELEMENTS = 2**19
+"""The number of products of a head that are stored at a time in calls without gradients."""
 
 
 class TransformerXL(PositionEncoding):
@@ -30,11 +39,15 @@ class TransformerXL(PositionEncoding):
     equal the scale of `attend`, which adds a bias to scaled scores. To use a memory of earlier segments, pass its keys
     with their positions.
 
-    A sine of ``i - j`` is a sum of products of sines and cosines of i and of j. So ``W^T (q + v)`` is rotated by the
-    query's angles and multiplied with the cosines and sines of the key. This costs a product over `d_model` in float64
-    for every pair, and ``batch x heads x query x d_model`` numbers of memory in addition to the result. There is no
-    largest distance and no score function. Two pairs at the same distance agree up to the rounding of float32, not bit
-    for bit.
+    W r is computed once for each distance, in the width of a head, and every query multiplies it. So all pairs at the
+    same distance have the same bits, in a prompt, a cache, a padded and a packed row. In calls without gradients on a
+    CPU, W r is kept for later calls while the weight has the same values: ``distances x num_heads x head_dim`` numbers,
+    as many as the keys of one layer. Layers that share the encoding share them. There is no largest distance and no
+    score function.
+
+    In compiled code and on accelerators, if the host does not know the bounds of the positions, sines of ``i - j`` are
+    sums of products of sines and cosines of i and of j, with a product of `d_model` for every pair. Such numbers agree
+    with the others up to the rounding of float32, not bit for bit.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -60,8 +73,8 @@ class TransformerXL(PositionEncoding):
         aliases=("xl", "txl", "xlnet"),
         kind="relative",
         parameters="d_model x d_model, u and v",
-        cost_of_tokens="d_model x head_dim operations per head",
-        cost_of_pairs="a product of d_model, and one stored number",
+        cost_of_tokens="d_model x head_dim operations per head and distance",
+        cost_of_pairs="a product of head_dim, and one stored number",
         extrapolation="fair with a memory of earlier segments, for which it was designed",
         used_by="Transformer-XL, XLNet, Conformer",
         paper="Dai 2019, arXiv 1901.02860",
@@ -92,6 +105,7 @@ class TransformerXL(PositionEncoding):
         self.weight = nn.Parameter(torch.empty(num_held * self.head_dim, self.d_model))
         self.u = nn.Parameter(torch.empty(num_held, self.head_dim))
         self.v = nn.Parameter(torch.empty(num_held, self.head_dim))
+        self._kept = KeptTable[RowsByDistance]()
         self.reset_parameters()
 
     @classmethod
@@ -110,22 +124,100 @@ class TransformerXL(PositionEncoding):
         """Return the scaled sum of the three terms for every pair of tokens, in float32 or wider."""
         self.heads.subset(heads).require(self, q)
         require_tokens(self, q, k, queries, keys, self.head_dim)
+        require_query_heads(k, q.shape[1])
         write, sources = functools.partial(self._write, heads=heads or slice(None)), tuple(self.parameters())
         return Written(q=q, k=k, queries=queries, keys=keys, sources=sources, write=write, reads_only_arguments=True)
 
     def _write(self, q: Queries, k: Keys, queries: Positions, keys: Positions, *, heads: slice) -> Bias:
-        dtype, weight = bias_dtype(q), self.weight.unflatten(0, (len(self.heads), self.head_dim))
-        content = exact_dot(self.u[heads, None], for_query_heads(k, q.shape[1]), dtype)
-        a, b = exact_dot(q.double() + self.v.double()[heads, None], weight[heads].mT, dtype).chunk(2, dim=-1)
-        (q_cos, q_sin), (k_cos, k_sin) = self._cos_sin(queries), self._cos_sin(keys)
+        dtype = bias_dtype(q)
+        if can_keep([q, k, self.u]) and q.shape[2] > MAX_FEW and queries.start is not None and keys.start is not None:
+            return self._write_by_head(q, k, queries.start - keys.start, heads, dtype)
+        content = exact_scores(self.u[None, heads, None], k, dtype)
+        biased = q.double() + self.v.double()[heads, None]
+        return ((content + self._position_term(biased, queries, keys, heads, dtype)) * self.scale).to(dtype)
+
+    def _write_by_head(self, q: Queries, k: Keys, offset: int, heads: slice, dtype: torch.dtype) -> Bias:
+        """Return the same numbers as `_write`. Only the products of some queries of a head are stored in float64."""
+        (batch, num_heads, queries, _), keys = q.shape, k.shape[2]
+        out = q.new_empty(batch, num_heads, queries, keys, dtype=dtype)
+        content = exact_scores(self.u[None, heads, None], k, dtype)
+        table = self._rows(offset - keys + 1, offset + queries - 1, dtype)[heads]
+        size = max(1, CHUNK_ELEMENTS // max(keys, 1))
+        for b, head in itertools.product(range(batch), range(num_heads)):
+            biased = q[b, head].double() + self.v[heads][head].double()
+            for start in range(0, queries, size):
+                some = biased[start : start + size]
+                distances_of = table[head, queries - start - len(some) : queries - start + keys - 1]
+                part = _shift(exact_dot(some, distances_of, dtype), keys).add_(content[b, head])
+                out[b, head, start : start + size] = part.mul_(self.scale)
+        return out
+
+    def _position_term(
+        self, biased: Tensor, queries: Positions, keys: Positions, heads: slice, dtype: torch.dtype
+    ) -> Float[Tensor, "batch heads query key"]:
+        """Return the products of queries, to which v was added, with the projected distances."""
+        rows, columns = queries.seq_len, keys.seq_len
+        if queries.start is not None and keys.start is not None and rows and columns:
+            first = queries.start - keys.start - columns + 1
+            table = self._rows(first, first + rows + columns - 2, dtype)[heads]
+            return _shift(exact_dot(biased, table, dtype), columns)
+        distance, largest = distances(queries, keys), largest_distance(queries, keys)
+        if distance.numel() and host_can_read(distance):
+            first, last = (int(x) for x in distance.aminmax())
+        elif largest is not None:
+            first, last = -largest, largest
+        else:
+            return self._position_term_by_angles(biased, queries, keys, heads, dtype)
+        if last - first < 2 * distance.numel():
+            table, entries = self._rows(first, last, dtype), last - distance
+        else:  # a table of all distances would be larger than the bias
+            unique, entries = distance.unique(return_inverse=True)
+            table = self._project(unique, first, last, dtype)
+        products = exact_dot(biased, table[heads], dtype)
+        return products.gather(3, entries[:, None].expand(*products.shape[:3], columns))
+
+    def _position_term_by_angles(
+        self, biased: Tensor, queries: Positions, keys: Positions, heads: slice, dtype: torch.dtype
+    ) -> Float[Tensor, "batch heads query key"]:
+        weight = self.weight.unflatten(0, (len(self.heads), self.head_dim))
+        a, b = exact_dot(biased, weight[heads].mT, dtype).chunk(2, dim=-1)
+        (q_cos, q_sin), (k_cos, k_sin) = (
+            self._cos_sin(each.index[:, None], each.min_index, each.max_index) for each in (queries, keys)
+        )
         # a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j
         rotated = torch.cat([b * q_sin - a * q_cos, a * q_sin + b * q_cos], dim=-1)
-        position = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
-        return ((content + position) * self.scale).to(dtype)
+        return exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
 
-    def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
-        return cos[:, None], sin[:, None]
+    def _rows(self, first: int, last: int, dtype: torch.dtype) -> Float[Tensor, "heads distances head_dim"]:
+        """Return the projected vectors of the distances from `last` down to `first`."""
+        if not can_keep([self.weight]):
+            distance = torch.arange(last, first - 1, -1, device=self.weight.device)
+            return self._project(distance, first, last, dtype)
+        weight = self.weight
+        kept = self._kept.get(
+            [weight], dtype, lambda: RowsByDistance(lambda distance: self._project(distance, None, None, dtype))
+        )
+        return kept.between(first, last)
+
+    def _project(
+        self, distance: Int[Tensor, " distances"], first: int | None, last: int | None, dtype: torch.dtype
+    ) -> Float[Tensor, "heads distances head_dim"]:
+        """Return the projected vectors of these distances. `first` and `last` are bounds of them, if known."""
+        cos, sin = self._cos_sin(distance, first, last)
+        rows = exact_dot(torch.cat([sin, cos], dim=-1), self.weight, dtype).to(dtype)
+        return rows.unflatten(1, (len(self.heads), self.head_dim)).transpose(0, 1)
+
+    def _cos_sin(self, index: Tensor, first: int | None, last: int | None) -> tuple[Tensor, Tensor]:
+        return self.angles.cos_sin(index, last, first, torch.float64)
 
     def extra_repr(self) -> str:
         return f"{self.heads}, d_model={self.d_model}, head_dim={self.head_dim}, scale={literal(self.scale)}"
+
+
+def _shift(products: Float[Tensor, "*heads query distance"], keys: int) -> Float[Tensor, "*heads query key"]:
+    """Return the products of all pairs. The distances decrease, and those of each query begin one column earlier."""
+    queries, columns = products.shape[-2:]
+    if queries == 1:
+        return products
+    flat = products.flatten(-2)[..., queries - 1 : queries * columns - 1]
+    return flat.unflatten(-1, (queries, columns - 1))[..., :keys]

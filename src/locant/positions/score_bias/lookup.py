@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances, exact_dot
+from locant.kernels.exact_dot import exact_dot, exact_entries
+from locant.positions.distances import ScoreMod, bias_dtype, distance_mod, distances
 from locant.positions.positions import Positions
 from locant.positions.score_bias.kinds import ScoreBias
 from locant.tensors import host_can_read
@@ -79,7 +80,9 @@ class Entries:
         return self.entry_of(torch.arange(first, last + 1, device=device)).int()
 
     def product(self, vectors: Tensor, rows: Tensor, dtype: torch.dtype) -> Float[Tensor, "batch heads n entries"]:
-        product = exact_dot(vectors, rows, dtype)
+        return self.scaled(exact_dot(vectors, rows, dtype), dtype)
+
+    def scaled(self, product: Tensor, dtype: torch.dtype) -> Tensor:
         return (product if self.scale == 1.0 else product * self.scale).to(dtype)
 
 
@@ -149,9 +152,20 @@ class Lookup(ScoreBias):
         if table.of_query is not None and self.of_query is not None:
             terms.append(_gather(table.product(self.of_query, table.of_query[..., used, :], dtype), entries))
         if table.of_key is not None and self.of_key is not None:
-            numbers = table.product(self.of_key, table.of_key[..., used, :], dtype)
-            terms.append(_gather(numbers, entries.transpose(1, 2)).transpose(2, 3))
+            terms.append(self._key_term(table, self.of_key, table.of_key[..., used, :], entries))
         return terms
+
+    def _key_term(self, table: Entries, vectors: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
+        """Return the product of every key with the row of its entry for each query.
+
+        A few queries use few of the products of all keys and rows. They are computed one by one, with the same bits.
+        """
+        dtype = bias_dtype(self.q)
+        products = None if dtype == torch.float64 else exact_entries(vectors, rows, entries)
+        if products is not None:
+            return table.scaled(products, dtype)
+        numbers = table.product(vectors, rows, dtype)
+        return _gather(numbers, entries.transpose(1, 2)).transpose(2, 3)
 
     def products(self, table: Entries) -> tuple[Tensor | None, Tensor | None]:
         """Return the products of every query, and of every key, with the row of each entry."""

@@ -1,0 +1,162 @@
+"""What does a bias cost, when one token attends to a long cache, and when a prompt is read?
+
+Each encoding on one thread of a CPU, beside torch's attention without a bias and, if decoding was slow, beside the
+published formula in plain float32 operations with the same weights. It refuses to report if a result differs from
+attention in float64. ``PYTHONPATH=src python -m benchmarks every_encoding``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import locant
+from benchmarks.timing import Row, measure
+from locant import Cope, Deberta, PositionEncoding, Positions, Sandwich, TransformerXL, attend
+from locant.attention.choice import BackendName
+from locant.positions.base import reads_hidden_states
+
+__all__ = ["rows"]
+
+HEADS, HEAD_DIM, D_MODEL, TOKENS = 8, 64, 512, 8_192
+SCALE = HEAD_DIM**-0.5
+NEAR = 1e-4
+"""How far a contender may be from float64, over the largest output."""
+
+Contender = Callable[[], Tensor]
+
+
+def rows() -> list[Row]:
+    """One token behind a cache, then a whole prompt. The memory of the prompt stays linear."""
+    torch.manual_seed(0)
+    with torch.no_grad(), _one_thread():
+        return [*_decoding(), *_prefill()]
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _encodings() -> dict[str, PositionEncoding | None]:
+    biases: dict[str, PositionEncoding] = {
+        "ALiBi": locant.ALiBi(HEADS), "T5": locant.T5Bias(HEADS), "KERPLE": locant.Kerple(HEADS),
+        "FIRE": locant.Fire(HEADS), "Shaw": locant.Shaw(HEAD_DIM), "FoX": locant.Fox(HEADS, D_MODEL),
+        "CABLE": locant.encoding("cable", num_heads=HEADS, d_model=D_MODEL),
+        "Inkling": locant.Inkling(HEADS, D_MODEL), "Sandwich": Sandwich(HEADS), "CoPE": Cope(HEAD_DIM),
+        "Transformer-XL": TransformerXL(HEADS, D_MODEL), "DeBERTa": Deberta(HEADS, HEAD_DIM),
+    }  # fmt: skip
+    for encoding in biases.values():
+        for parameter in encoding.parameters():
+            parameter.normal_(std=0.02)
+    return {"no bias": None, **biases}
+
+
+def _decoding() -> list[Row]:
+    q = torch.randn(1, HEADS, 1, HEAD_DIM)
+    k, v = torch.randn(2, 1, HEADS, TOKENS, HEAD_DIM)
+    contenders: dict[str, Contender] = {"SDPA without a bias": lambda: F.scaled_dot_product_attention(q, k, v)}
+    for name, encoding in _encodings().items():
+        keys = Positions.arange(TOKENS)
+        if encoding is not None and reads_hidden_states(encoding):
+            keys = encoding.read(torch.randn(1, TOKENS, D_MODEL), keys)
+        ours = _ours(encoding, q, k, v, keys.slice(TOKENS - 1, TOKENS), keys)
+        of_name = {f"{name}, locant": ours, **_published(name, encoding, q, k, v)}
+        truth = _ours(encoding, q.double(), k.double(), v.double(), keys.slice(TOKENS - 1, TOKENS), keys, "eager")()
+        for contender, run in of_name.items():
+            error = float((run().double() - truth).abs().max() / truth.abs().max())
+            assert error < NEAR, f"{contender} is off by {error}"
+        contenders |= of_name
+    question = f"one query over {TOKENS} keys, {HEADS} heads of {HEAD_DIM}, float32, one thread (wanted: 1.3)"
+    return measure(question, contenders, rounds=31)
+
+
+def _ours(
+    encoding: PositionEncoding | None, q: Tensor, k: Tensor, v: Tensor, queries: Positions, keys: Positions,
+    backend: BackendName = "auto",
+) -> Contender:  # fmt: skip
+    scale = encoding.scale if isinstance(encoding, Deberta) else None
+    options = {"encoding": encoding, "positions": queries, "k_positions": keys, "scale": scale, "backend": backend}
+    return lambda: attend(q, k, v, **options)  # type: ignore[call-overload]
+
+
+def _published(name: str, encoding: PositionEncoding | None, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Contender]:
+    """Return the formula in plain operations, computed anew in each step, as published code does."""
+    distance = torch.arange(TOKENS - 1, -1, -1)
+
+    def attended(scores: Tensor) -> Tensor:
+        return scores.softmax(-1) @ v
+
+    if isinstance(encoding, Cope):
+
+        def run() -> Tensor:
+            scores = q @ k.mT * SCALE
+            counts = scores.sigmoid().flip(-1).cumsum(-1).flip(-1).clamp(max=encoding.max_positions - 1)
+            below, products = counts.floor(), q @ encoding.weight.T
+            lower, upper = (products.gather(-1, each.long()) for each in (below, counts.ceil()))
+            return attended(scores + lower + (upper - lower) * (counts - below))
+
+    elif isinstance(encoding, Sandwich):
+        frequencies = encoding.angles.inv_freq.float()
+        ratios = torch.arange(1, HEADS + 1) * 8 / HEADS
+
+        def run() -> Tensor:
+            decay = ((distance.float()[:, None] * frequencies).cos() - 1).sum(-1)
+            bias = decay / ratios[:, None]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None, :, None])
+
+    elif isinstance(encoding, TransformerXL):
+        frequencies = encoding.angles.inv_freq.float()
+
+        def run() -> Tensor:
+            angles = distance.float()[:, None] * frequencies
+            rows = torch.cat((angles.sin(), angles.cos()), -1) @ encoding.weight.T
+            rows = rows.view(TOKENS, HEADS, HEAD_DIM).permute(1, 2, 0)
+            return attended(((q + encoding.u[:, None]) @ k.mT + (q + encoding.v[:, None]) @ rows) * SCALE)
+
+    elif isinstance(encoding, Deberta):
+
+        def run() -> Tensor:
+            projections = (encoding.key_projection, encoding.query_projection)
+            of_query, of_key = (
+                each(encoding.weight).view(-1, HEADS, HEAD_DIM).transpose(0, 1)  # type: ignore[misc]
+                for each in projections
+            )
+            entries = encoding.rows(distance).expand(1, HEADS, 1, TOKENS)
+            c2p, p2c = (q @ of_query.mT).gather(-1, entries), (k @ of_key.mT).gather(-1, entries.mT).mT
+            return attended((q @ k.mT + c2p + p2c) * encoding.scale)
+
+    else:
+        return {}
+    return {f"{name}, as published": run}
+
+
+def _prefill() -> list[Row]:
+    q, k, v = torch.randn(3, 1, HEADS, TOKENS, HEAD_DIM)
+    positions, chosen = Positions.arange(TOKENS), ("Transformer-XL", "CoPE")
+    contenders: dict[str, Contender] = {
+        "causal SDPA without a bias": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    }
+    for name, encoding in _encodings().items():
+        if name not in chosen:
+            continue
+        ours = _ours(encoding, q, k, v, positions, positions)
+        last = positions.slice(TOKENS - 8, TOKENS)
+        truth = _ours(encoding, q[:, :, -8:].double(), k.double(), v.double(), last, positions, "eager")()
+        error = float((ours()[:, :, -8:].double() - truth).abs().max() / truth.abs().max())
+        assert error < NEAR, f"{name} is off by {error}"
+        contenders[f"{name}, locant"] = ours
+    question = (
+        f"a prompt of {TOKENS} tokens, {HEADS} heads of {HEAD_DIM}, float32, one thread "
+        "(wanted: 4 for Transformer-XL, 10 for CoPE)"
+    )
+    return measure(question, contenders, rounds=3, warmup=1)
