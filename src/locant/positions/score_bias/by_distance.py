@@ -47,6 +47,9 @@ class ByDistance(ScoreBias):
     is_traceable_per_pair: bool = True
 
     def dense(self) -> Float[Tensor, "#batch heads query key"]:
+        return self.once("matrix", self._compute_matrix)
+
+    def _compute_matrix(self) -> Float[Tensor, "#batch heads query key"]:
         return self._evaluate(distances(self.queries, self.keys)[:, None], largest_distance(self.queries, self.keys))
 
     def for_vectors(self, q: Tensor, k: Tensor) -> ByDistance:
@@ -54,6 +57,9 @@ class ByDistance(ScoreBias):
 
     def table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """Return the bias at the distances from `first` to `last`, bit for bit as in `dense`."""
+        return self.once((first, last), lambda: self._compute_table(first, last))
+
+    def _compute_table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
         device, limit = self.q.device, max(SINGLE_THREAD_ELEMENTS // len(self.heads) // 64 * 64, 64)
         on_one_thread = device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         if on_one_thread and self.along is not None:
