@@ -87,10 +87,10 @@ def distance_attention(
         q, k = (F.pad(x, (0, v_width - q_width)) for x in (q, k))
     arguments = (q, k, v_wide, table, first, last, scale, softcap)
     if is_plain:  # the dispatch of a custom operator takes microseconds
-        y, lse = _attend_on_cpu(*arguments, onto=onto if v_wide is v else None)
+        y, lse = _attend_on_cpu(*arguments, onto=onto if q_width <= v_width else None)
     else:
         y, lse = _attend(*arguments)
-    y = y if v_wide is v else y[..., :v_width]  # a view only if needed: FSDP does not handle views well
+    y = y if q_width <= v_width else y[..., :v_width]  # a view only if needed: FSDP does not handle views well
     for output, x in zip(onto or (), (y, lse), strict=False):
         if x is not output:
             output.copy_(x)
