@@ -31,12 +31,18 @@ class Row:
 
 
 def measure(
-    question: str, contenders: Mapping[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2
-) -> list[Row]:
-    """Median times over `rounds` turns; the first contender is what the others are compared with."""
+    question: str, contenders: Mapping[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2,
+    before: Callable[[], object] | None = None,
+) -> list[Row]:  # fmt: skip
+    """Median times over `rounds` turns; the first contender is what the others are compared with.
+
+    `before` is called before each of them, and its time does not count.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warmup + rounds):
         for name, run in contenders.items():
+            if before is not None:
+                before()
             began = time.perf_counter()
             run()
             if turn >= warmup:

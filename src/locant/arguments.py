@@ -68,8 +68,10 @@ def scale_of(scale: Any, usual: float) -> Real:
 
 def flag(name: str, value: Any) -> bool:
     """Return ``True`` or ``False`` for a bool of Python or NumPy."""
+    if value is True or value is False:
+        return value
     is_numpy_bool = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
-    if not (isinstance(value, bool) or is_numpy_bool):
+    if not is_numpy_bool:
         raise RangeError(f"got {short_repr(value)} for {name}, expected True or False", Remedy(**{name: True}))
     return bool(value)
 
@@ -123,8 +125,8 @@ def _integer(value: Any) -> Any:
 
 
 def _float(value: Any) -> Real | None:
-    if type(value) is int and abs(value) < 2**53:
-        return value  # exact as a float, and printed as the caller wrote it
+    if type(value) is float or (type(value) is int and abs(value) < 2**53):
+        return value  # such an int is exact as a float, and is printed as the caller wrote it
     if _is_not_a_number(value) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return None
     try:

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 
 import locant
 from locant.positions import PoPE
+from locant.swapping.attention_function import _share_bias
 from locant.swapping.forward_arguments import cache_in
 from tests.swapping import reference
 from tests.swapping.families import Family, telling
@@ -157,3 +158,45 @@ def test_a_model_that_passes_nothing_on_is_read_by_the_ids_of_its_layers() -> No
         beside = model(tokens, position_ids=GAP.expand(2, -1), attention_mask=mask.flip(0)).logits[1:]
         assert off(beside, alone) <= LOGITS
         assert off(alone, model(tokens[1:]).logits) > DIFFERENT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 12])
+def test_layers_share_a_bias_within_a_call_and_not_between_calls(length: int) -> None:
+    """The encoding computes it once for all layers, and again in the next call, when its parameters have changed."""
+
+    class Counted(locant.Kerple):
+        calls = 0
+
+        def of_distance(self, *args: Any, **operands: Any) -> Tensor:
+            self.calls += 1
+            return super().of_distance(*args, **operands)
+
+    model, tokens, encoding = telling(), ids()[:1], trained(Counted(HEADS))
+    assert model.config.num_hidden_layers > 1
+    rows = torch.cat([encoding.r1, encoding.r2]).abs().view(2, HEADS)
+    expected = [reference.logits(model, tokens, reference.kerple(rows[0] * factor, rows[1])) for factor in (1.0, 3.0)]
+    with locant.swap(model, encoding):
+        for factor, logits in zip((1.0, 3.0), expected, strict=True):
+            encoding.r1.copy_(rows[0] * factor)
+            encoding.r2.copy_(rows[1])
+            cache = DynamicCache(config=model.config)
+            if length < 12:
+                model(tokens[:, :-length], **behind(model, cache))
+            encoding.calls = 0
+            found = model(tokens[:, -length:], **behind(model, cache)).logits
+            assert encoding.calls == 1
+            assert off(found, logits[:, -length:]) <= LOGITS
+
+
+@torch.no_grad()
+def test_a_tile_of_a_shared_bias_is_that_of_its_tokens() -> None:
+    encoding, tokens = trained(locant.Fire(HEADS)), locant.Positions.arange(7)
+    q = torch.zeros(1, HEADS, 7, WIDTH)
+    shared = _share_bias(encoding, q, q, tokens, tokens)
+    assert shared is not encoding
+    for part in (slice(0, 7), slice(2, 5)):
+        queries = tokens if part == slice(0, 7) else tokens.slice(2, 5)
+        bias = shared.bias(q[:, :, part], q, queries, tokens)
+        assert bias is not None
+        assert torch.equal(bias[0], encoding.matrix(7)[:, part])

@@ -19,6 +19,7 @@ from locant.errors import LocantError
 from locant.kernels.distance_attention import supports
 
 BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
+BACKENDS = get_args(BackendName)
 
 FAST_MATRIX_SCORES = 2**20
 """The number of scores, over all heads, below which a matrix for mask and bias is faster than no matrix."""
@@ -48,7 +49,7 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> BackendChoice:
     >>> choice.name, choice.method.name, choice.reason
     ('tiled', 'table', 'one number per head and distance is enough')
     """
-    if one_of("backend", backend, get_args(BackendName)) == "auto":
+    if one_of("backend", backend, BACKENDS) == "auto":
         return _choose(inputs)
     obstacles = {"sdpa": sdpa_obstacle, "flex": flex.obstacle, "tiled": tiled.obstacle}
     if backend != "eager" and (obstacle := obstacles[backend](inputs)) is not None:

@@ -161,14 +161,15 @@ class AttentionInputs:
         return self._replace_if_documents(lambda positions, x: zero_padding(positions, x)[0], is_decoding)
 
     def _replace_if_documents(self, change: Callable[..., Tensor], is_decoding: bool | None) -> AttentionInputs:
+        queries, keys = self.mask.queries, self.mask.keys
+        if queries.document_or_none is None and keys.document_or_none is None:
+            return self
         q, k, v = self.q, self.k, self.v
-        if self.mask.queries.document_or_none is not None:
-            q = change(self.mask.queries, q)
+        if queries.document_or_none is not None:
+            q = change(queries, q)
         # Documents are checked first, because `is_decoding` adds a guard to a compiled graph.
-        if self.mask.keys.document_or_none is not None and not (
-            self.is_decoding if is_decoding is None else is_decoding
-        ):
-            k, v = change(self.mask.keys, k), change(self.mask.keys, v)
+        if keys.document_or_none is not None and not (self.is_decoding if is_decoding is None else is_decoding):
+            k, v = change(keys, k), change(keys, v)
         return self.with_tensors(q, k, v)
 
     @property
@@ -212,23 +213,28 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
         require_tensor(name, x)
         if (kind := _non_dense_kind(x)) is not None:
             raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        got = f"got {shapes}, expected (batch, heads, seq, head_dim) each"
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+        got = f"got {_shapes(q, k, v)}, expected (batch, heads, seq, head_dim) each"
         raise ShapeError(got, "x.view(batch, seq, heads, -1).transpose(1, 2)")
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
-        got = f"got {shapes}, expected one batch, one length for k and v, one head_dim for q and k"
+    if q_shape[0] != k_shape[0] or k_shape[:3] != v_shape[:3] or q_shape[-1] != k_shape[-1]:
+        got = f"got {_shapes(q, k, v)}, expected one batch, one length for k and v, one head_dim for q and k"
         raise ShapeError(got, "pass keys and values of the same tokens")
-    if q.shape[-1] == 0:
-        raise ShapeError(f"got {shapes}, expected a head_dim of 1 or more", "head_dim = d_model // num_heads")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        got = f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple"
+    if q_shape[-1] == 0:
+        remedy = "head_dim = d_model // num_heads"
+        raise ShapeError(f"got {_shapes(q, k, v)}, expected a head_dim of 1 or more", remedy)
+    if k_shape[1] == 0 or q_shape[1] % k_shape[1]:
+        got = f"got {q_shape[1]} query heads for {k_shape[1]} key heads, expected a multiple"
         raise ShapeError(got, "num_heads % num_kv_heads == 0")
-    if q.dtype not in DTYPES or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
         dtypes = ", ".join(dtype_name(x.dtype) for x in (q, k, v))
         got = f"got q, k, v of {dtypes} on {q.device}, {k.device}, {v.device}"
         expected = "expected one dtype, floating-point of 16 bits or more, and one device"
         raise ShapeError(f"{got}, {expected}", "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()")
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def _non_dense_kind(x: Tensor) -> str | None:

@@ -77,18 +77,20 @@ def distance_attention(
     >>> y.shape, lse
     (torch.Size([1, 1, 2, 4]), tensor([[[4.0000, 4.6931]]]))
     """
-    tensors = (q, k, v, table)
-    if is_differentiated(*tensors):  # torch would treat a result without this derivative as a constant
+    is_plain = is_plain_eager() and type(q) is type(k) is type(v) is type(table) is Tensor
+    if not is_plain and is_differentiated(q, k, v, table):  # torch would treat this result as a constant
         raise LocantError("got tensors in forward mode or inside torch.func.grad and similar transforms", EAGER)
-    width = max(q.shape[-1], v.shape[-1])  # torch's kernel needs one width, and zeros do not change scores
-    q, k, v_wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    is_plain = is_plain_eager() and all(type(x) is Tensor for x in tensors)
+    q_width, v_width, v_wide = q.shape[-1], v.shape[-1], v
+    if q_width > v_width:  # torch's kernel needs one width, and zeros do not change scores
+        v_wide = F.pad(v, (0, q_width - v_width))
+    elif q_width < v_width:
+        q, k = (F.pad(x, (0, v_width - q_width)) for x in (q, k))
     arguments = (q, k, v_wide, table, first, last, scale, softcap)
     if is_plain:  # the dispatch of a custom operator takes microseconds
-        y, lse = _attend_on_cpu(*arguments, onto=onto if v.shape[-1] == width else None)
+        y, lse = _attend_on_cpu(*arguments, onto=onto if q_width <= v_width else None)
     else:
         y, lse = _attend(*arguments)
-    y = y if v.shape[-1] == width else y[..., : v.shape[-1]]  # a view only if needed: FSDP does not handle views well
+    y = y if q_width <= v_width else y[..., :v_width]  # a view only if needed: FSDP does not handle views well
     for output, x in zip(onto or (), (y, lse), strict=False):
         if x is not output:
             output.copy_(x)
@@ -152,8 +154,7 @@ def _tiles(queries: int, keys: int, first: int, last: int, uses_plain_operations
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
     """Return `x` with a contiguous last dimension and real memory, as kernels need it. torch may not store zeros."""
-    x = x.resolve_neg()
-    return x if x.stride(-1) == 1 and x.data_ptr() else torch.empty(x.shape, dtype=x.dtype).copy_(x)
+    return x if native.is_in_rows(x) else torch.empty(x.shape, dtype=x.dtype).copy_(x)
 
 
 # ---------------------------------------------------------------------- the operators and their derivatives
@@ -364,18 +365,23 @@ def decode(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the output and every query's log-sum-exp, as `distance_attention` defines them."""
-    q, k, v, table = (_with_contiguous_rows(x) for x in (q, k, v, table))
+    q, k, v, table = [_with_contiguous_rows(x) for x in (q, k, v, table)]
     (batch, heads, queries, head_dim), (_, kv_heads, keys, value_dim) = q.shape, v.shape
-    out, sums = q.new_empty(batch, heads, queries, value_dim), table.new_empty(batch, heads, queries)
+    out, sums = q.new_empty((batch, heads, queries, value_dim)), table.new_empty((batch, heads, queries))
     size = q.element_size()
-    steps = [size * step for x in (q, k, v, out) for step in x.stride()[:3]]
-    table_step = table.stride(0) if len(table) > 1 else 0
     packed = pack(
         native.threads(), native.DTYPES[q.dtype],
         batch, kv_heads, heads // kv_heads, queries, keys, head_dim, value_dim,
-        *steps, table_step, first, last, scale, softcap or 0.0,
-        *(x.data_ptr() for x in (q, k, v, out, table, sums)),
+        *_steps(q, size), *_steps(k, size), *_steps(v, size), *_steps(out, size),
+        table.stride(0) if table.shape[0] > 1 else 0, first, last, scale, softcap or 0.0,
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), table.data_ptr(), sums.data_ptr(),
     )  # fmt: skip
     if native.function(FUNCTION)(packed):
         raise MemoryError("not enough memory for partial results of attention")
     return out, sums
+
+
+def _steps(x: Tensor, size: int) -> tuple[int, int, int]:
+    """Return the bytes from one row, head and token to the next."""
+    row, head, token, _ = x.stride()
+    return row * size, head * size, token * size

@@ -193,7 +193,7 @@ class PositionEncoding(nn.Module):
         if heads is not None:
             got = f"got some of the heads for {type(self).__name__}, whose method bias returns all heads"
             raise LocantError(got, "use method='gather', or override score_bias(q, k, queries, keys, heads) instead")
-        sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if _overrides_score_mod(self) else None
+        mod = self.score_mod if _overrides_score_mod(self) else None
         return Written(
             q=q,
             k=k,
@@ -201,9 +201,15 @@ class PositionEncoding(nn.Module):
             keys=keys,
             write=self._call_bias,
             mod=mod,
-            sources=sources,
+            sources=self._tensors(),
             reads_only_arguments=True,
         )
+
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        """Return the parameters and buffers. torch's own iterators take microseconds."""
+        if self._modules or torch.compiler.is_compiling():
+            return *self.parameters(), *self.buffers()
+        return *self._parameters.values(), *self._buffers.values()
 
     def _call_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Bias | None:
         try:

@@ -137,7 +137,8 @@ def _documents_from_mask(mask: Any) -> Int[Tensor, "batch seq"]:
     """Return the documents in a mask of zeros and ones, or in a mask that numbers documents from 1."""
     if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_floating_point() and mask.dtype != torch.bool:
         return mask.long() - 1
-    return torch.where(padding_mask(mask), 0, PADDING)
+    real, _ = padding_mask(mask)
+    return real - 1
 
 
 def document_positions(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:

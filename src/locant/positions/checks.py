@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, entries, shape_error, short_repr, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.spelling import dtype_name
-from locant.tensors import has_values, host_can_read
+from locant.tensors import bounds, has_values, host_can_read
 
 AXES = "(batch, seq) or (batch, seq, axes)"
 
@@ -110,18 +110,33 @@ def to_row(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] 
     return row
 
 
-def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
-    """Convert a padding mask of ones and zeros to booleans."""
-    mask = torch.atleast_2d(_as_tensor("attention_mask", value))
+def padding_mask(value: object) -> tuple[Int[Tensor, "batch seq"], bool]:
+    """Convert a padding mask to ones and zeros in int64. Also return whether it is known to hold ones alone."""
+    mask = _as_tensor("attention_mask", value)
+    mask = mask if mask.ndim > 1 else mask.reshape(1, -1)
     if mask.ndim != 2:
         raise shape_error("attention_mask", mask, "(batch, seq)", "pass the 2-D padding mask of the tokenizer")
-    if host_can_read(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        remedy = "use attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask"
-        raise RangeError("got an attention_mask with values other than 0 and 1", remedy)
-    return mask.bool()
+    if mask.dtype == torch.bool or not host_can_read(mask):
+        mask = mask != 0
+    elif mask.dtype != torch.int64 and not bool(((mask == 0) | (mask == 1)).all()):
+        raise _not_a_padding_mask()
+    real = mask.long()
+    low, high = bounds(real)
+    if low is None or high is None:
+        return real, False
+    if not 0 <= low <= high <= 1:
+        raise _not_a_padding_mask()
+    return real, low == 1 or not real.numel()
+
+
+def _not_a_padding_mask() -> RangeError:
+    remedy = "use attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask"
+    return RangeError("got an attention_mask with values other than 0 and 1", remedy)
 
 
 def _as_tensor(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
+    if isinstance(value, Tensor) and device is None:
+        return value
     try:
         if isinstance(value, (list, tuple)) and any(isinstance(row, np.ndarray) for row in value):
             value = np.array(value)  # torch warns that converting a list of arrays is slow

@@ -82,7 +82,7 @@ class DistanceBias(PositionEncoding):
         subset.require(self, q)
         require_tokens(self, q, k, queries, keys)
         return ByDistance(
-            q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), heads=subset,
+            q=q, queries=queries, keys=keys, sources=self._tensors(), heads=subset,
             of_distance=self.of_distance, operands=self.operands,
             numbers=numbers_on if heads is None else lambda device: numbers_on(device)[heads],
             along=getattr(self, "along", None) if heads is None else None,  # faster on one thread, for all heads
@@ -147,6 +147,6 @@ class RowBias(PositionEncoding):
             return (table if heads is None else table.select_heads(heads),)
 
         return Lookup(
-            q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), make=make,
+            q=q, queries=queries, keys=keys, sources=self._tensors(), make=make,
             of_query=q if self.of_queries else None, of_key=for_query_heads(k, q.shape[1]) if self.of_keys else None,
         )  # fmt: skip

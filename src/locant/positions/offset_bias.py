@@ -101,8 +101,8 @@ class OffsetBias(PositionEncoding):
             tables = tuple(_entries(table, queries, keys) for table in self.tables(bias_dtype(q)))
             return tables if heads is None else tuple(table.select_heads(heads) for table in tables)
 
-        of_query, sources = q if self.of_products else None, (*self.parameters(), *self.buffers())
-        return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)
+        of_query = q if self.of_products else None
+        return Lookup(q=q, queries=queries, keys=keys, sources=self._tensors(), make=make, of_query=of_query)
 
     def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
         """Raise an error unless queries, keys and positions match each other and the grid."""

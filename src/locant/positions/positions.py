@@ -22,7 +22,7 @@ from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import checks, distances, documents
 from locant.positions.batches import fields_from_batch, make_batch
-from locant.positions.documents import PADDING, MaskMod, check_window, is_allowed
+from locant.positions.documents import MaskMod, check_window, is_allowed
 from locant.positions.fields import (
     NO_FEATURES,
     TokenFeatures,
@@ -34,7 +34,7 @@ from locant.positions.fields import (
 )
 from locant.positions.grids import Grid, fields_from_grids, pack_grids, to_grid, to_rows_of_grids
 from locant.positions.multimodal import Counting, Parts, fields_from_parts
-from locant.tensors import bounds, has_values, host_can_read
+from locant.tensors import bounds, has_values
 
 Device = torch.device | str | None
 Numbers = Tensor | np.ndarray | Sequence[object]
@@ -112,12 +112,13 @@ class Positions:
         >>> Positions.from_mask(torch.tensor([[0, 0, 1, 1]])).document
         tensor([[-1, -1,  0,  0]])
         """
-        real = checks.padding_mask(attention_mask)
-        if host_can_read(real) and bool(real.all()):
-            return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
-        index = (real.long().cumsum(1) - 1).clamp(min=0)
-        low, high = bounds(index) if host_can_read(index) else (0, max(real.shape[1] - 1, 0))
-        return cls(index, torch.where(real, 0, PADDING), None, low, high)
+        real, is_full = checks.padding_mask(attention_mask)
+        batch, seq_len = real.shape
+        if is_full:
+            return cls._counting(0, seq_len, batch, real.device)
+        index, document = (real.cumsum(1) - 1).clamp(min=0), real - 1  # 0 - 1 is PADDING
+        _, last = bounds(index)
+        return cls(index, document, None, 0, max(seq_len - 1, 0) if last is None else last)
 
     @classmethod
     def packed(

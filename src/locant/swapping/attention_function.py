@@ -21,11 +21,12 @@ from locant.arguments import MAX_INT32
 from locant.attention import attend
 from locant.attention.choice import FAST_MATRIX_SCORES
 from locant.errors import LocantError
-from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.base import PositionEncoding, effective_score_bias, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import products
+from locant.positions.score_bias import ByDistance, Pairwise, ScoreBias
 from locant.swapping.added_point import T5BiasWithoutTable
 from locant.swapping.new_encoding import NewEncoding
 from locant.swapping.token_places import PLACES, Places
@@ -122,7 +123,7 @@ def attention(
     own_bias, ids = others.pop("position_bias", None), others.get("position_ids")
     # Some models pass position ids to their attention, but no unknown arguments.
     layer_places = None if ids is None or ids.ndim != 2 else Places(ids)
-    places = others.pop(PLACES, layer_places)
+    places: Places = others.pop(PLACES, layer_places) or Places()
     if own_bias is not None and encoding is not None and point.own_bias is None:
         raise LocantError(f"got {type(module).__name__}, which computes its own bias", "use a model without one")
     causal = others.get("is_causal")
@@ -136,7 +137,7 @@ def attention(
         return point.previous_function(module)(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **options, **others
         )
-    if rotates_by_class(encoding) and places is not None and places.queries is not None:
+    if rotates_by_class(encoding) and places.queries is not None:
         can_attend = False  # classes of pairs depend on distances, not on slots
     if mask is None and not can_attend:
         mask = _slot_distances(query, key, causal)
@@ -148,6 +149,9 @@ def attention(
     if scaling is not None:  # the model's scaling is for the width of its heads, which an encoding may double (PoPE)
         scaling *= (width / query.shape[-1]) ** 0.5
     if mask is None:
+        if places.can_share():
+            depends_on = (encoding, query.shape[:3], key.shape[:3], query.dtype, query.device)
+            encoding = places.share(_share_bias, encoding, query, key, positions, k_positions, by=depends_on)
         y = attend(
             query, key, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
             dropout_p=dropout, scale=scaling,
@@ -169,6 +173,38 @@ def attention(
     return y.to(dtype), weights
 
 
+class SharedBias(PositionEncoding):
+    """The bias of an encoding for the tokens of one call of the model, computed once for all layers.
+
+    A part of these tokens, such as a tile, gets its bias from the encoding.
+    """
+
+    value: ByDistance | Pairwise
+    encodings: tuple[PositionEncoding]
+    """The encoding, in a tuple, so that it does not become a submodule."""
+
+    def score_bias(
+        self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias | None:
+        if heads is None and queries is self.value.queries and keys is self.value.keys:
+            return self.value.for_vectors(q, k)
+        return effective_score_bias(self.encodings[0], q, k, queries, keys, heads)
+
+
+def _share_bias(
+    encoding: PositionEncoding, query: Tensor, key: Tensor, queries: Positions, keys: Positions
+) -> PositionEncoding:
+    """Return the encoding's bias for all layers, or the encoding itself if its bias depends on the layer."""
+    if encoding.needs_all_keys or rotates_by_class(encoding):
+        return encoding
+    value = effective_score_bias(encoding, query, key, queries, keys)
+    if not isinstance(value, ByDistance | Pairwise) or value.for_vectors(query, key) is None:
+        return encoding
+    shared = SharedBias()
+    shared.value, shared.encodings = value, (encoding,)
+    return shared
+
+
 def _matrix_free_bias(
     point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None
 ) -> T5BiasWithoutTable | None:
@@ -187,7 +223,7 @@ def _own_mask_and_bias(
     if mask is None and causal and point.previous == "eager" and query.shape[2] > 1:
         mask = _slot_distances(query, key, causal)  # sdpa hides later keys itself
     if bias is not None and point.own_bias is not None:
-        bias = point.own_bias.make_matrix(bias, *_positions(query, key, mask, None))
+        bias = point.own_bias.make_matrix(bias, *_positions(query, key, mask, Places()))
     if mask is not None:
         return _additive_mask(mask, query.dtype, bias), {}
     return None, {} if bias is None else {"position_bias": bias}
@@ -206,17 +242,16 @@ def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     return torch.where(distance >= 0, distance, distance - HIDDEN_DISTANCE) if causal else distance
 
 
-def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
+def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places) -> tuple[Positions, Positions]:
     """Return the places of queries and keys if they are known, and their slots otherwise.
 
     A key that no query sees is padding. Encodings that count the keys between two tokens do not count padding.
     """
     length, keys, device = query.shape[2], key.shape[2], query.device
-    places = places or Places()
     first = keys - length if places.first is None else places.first
     if mask is None and places.queries is None and isinstance(first, int):
-        begin = first + length - keys
-        return Positions.after(first, length, device=device), Positions.after(begin, keys, device=device)
+        slots = (first, length, keys, device)
+        return places.share(_consecutive, *slots, by=slots) if places.can_share() else _consecutive(*slots)
     document, before = None, torch.tensor(keys - length, device=device)  # keys before the first query
     if mask is not None:
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
@@ -240,6 +275,12 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
     document = None if document is None else document.expand(rows, -1)
     k_positions = Positions(k_index.expand(rows, -1), document, k_order.expand(rows, -1), max_index=largest)
     return Positions(index, None, order.expand_as(index), max_index=largest), k_positions
+
+
+def _consecutive(first: int, length: int, keys: int, device: torch.device) -> tuple[Positions, Positions]:
+    """Return the positions of queries from `first` on, and of the keys that end with the last query."""
+    begin = first + length - keys
+    return Positions.after(first, length, device=device), Positions.after(begin, keys, device=device)
 
 
 def _visible(mask: Tensor) -> Tensor:

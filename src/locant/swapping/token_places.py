@@ -8,16 +8,17 @@ keys in the cache. So keys are rotated and biased as in the model's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from locant.errors import LocantError
+from locant.kernels.transforms import is_plain_eager
 from locant.swapping.forward_arguments import ForwardArguments, cache_in
 from locant.tensors import has_values
 
@@ -27,6 +28,8 @@ KEYS = "_locant_places"
 """The attribute of a cache that holds its `KeyPlaces`."""
 ROW_METHODS = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave", "crop")
 """The methods of a cache that change which rows and keys it holds."""
+
+T = TypeVar("T")
 
 
 class Places(NamedTuple):
@@ -38,11 +41,25 @@ class Places(NamedTuple):
             cache. The ids of all later slots count up to the queries' ids without a gap. ``None`` if this holds for
             every slot.
         first: the slot of the first query, or ``None`` if it is unknown. The cache then holds all earlier keys.
+        shared: the values that the layers of this call share, or ``None`` if a compiler traces the call.
     """
 
     queries: Tensor | None = None
     keys: Tensor | None = None
     first: int | Tensor | None = None
+    shared: dict[Any, Any] | None = None
+
+    def share(self, compute: Callable[..., T], *arguments: Any, by: Hashable) -> T:
+        """Return a value that an earlier layer of this call has stored under this key, or compute and store it."""
+        if self.shared is None:
+            return compute(*arguments)
+        if by not in self.shared:
+            self.shared[by] = compute(*arguments)
+        return self.shared[by]
+
+    def can_share(self) -> bool:
+        """Return whether a value of one layer is right for all layers, so there are no gradients and transforms."""
+        return self.shared is not None and is_plain_eager()
 
 
 class PlacesHooks:
@@ -58,7 +75,10 @@ class PlacesHooks:
 
     def before(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = self.arguments.read(args, kwargs)
-        return args, kwargs | {PLACES: _places(arguments, self.arguments.cache_of(arguments))}
+        places = _places(arguments, self.arguments.cache_of(arguments))
+        if places is not None and not torch.compiler.is_compiling():
+            places = places._replace(shared={})
+        return args, kwargs | {PLACES: places}
 
     def after(self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         places, cache = kwargs[PLACES], cache_in(result)

@@ -63,17 +63,17 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 
 def choose_method(inputs: AttentionInputs) -> Method:
     """Choose one of the four methods for these inputs."""
-    on_cpu = inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0
-    if on_cpu and isinstance(inputs.bias, ByDistance | None):
+    on_cpu, bias = inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0, inputs.bias
+    if on_cpu and (bias is None or isinstance(bias, ByDistance)):
         reason = "one number per head and distance is enough"
         if inputs.mask.offset is not None:
             return Method("table", reason)
         if (rows := inputs.mask.packed_documents()) is not None:
             return Method("documents", f"for each document, {reason}", rows)
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
-    if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise | Written):
+    if on_cpu and is_one and inputs.mask.offset is not None and isinstance(bias, Lookup | Pairwise | Written):
         return Method("table", "there is one query, so each distance occurs once")
-    has_blocks = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.cost_grows_with_heads
+    has_blocks = isinstance(bias, Lookup | Pairwise) and bias.cost_grows_with_heads
     can_use_blocks = on_cpu and has_blocks and inputs.q.shape[2] >= MIN_ROWS
     if can_use_blocks and not (torch.compiler.is_compiling() or is_mapping()):
         return Method("blocks", "mask and bias are computed for a block of queries and keys at a time")
@@ -102,9 +102,10 @@ def _attend_with_table(inputs: AttentionInputs) -> AttentionResult:
 
 def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#heads distances"]:
     """Return the bias of the distances `first` to `last`."""
-    if isinstance(inputs.bias, ByDistance):
-        return inputs.bias.table(first, last)
-    if isinstance(inputs.bias, Lookup | Pairwise | Written) and (matrix := inputs.bias.dense()) is not None:
+    bias = inputs.bias
+    if isinstance(bias, ByDistance):
+        return bias.table(first, last)
+    if isinstance(bias, Lookup | Pairwise | Written) and (matrix := bias.dense()) is not None:
         return matrix[0, :, 0].flip(-1)  # there is one query
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 

@@ -70,12 +70,23 @@ def rotate_natively_(
         _call(q, k, out_q, out_k, positions, tables, layout, inverse, None)
         return
     step = max(NATIVE_ANGLES // max(positions.shape[0] * tables.pairs(), 1), 1)
+    if positions.shape[1] <= step:
+        _call_with_angles(q, k, out_q, out_k, positions, tables, layout, inverse)
+        return
     for first in range(0, positions.shape[1], step):
         part = slice(first, first + step)
-        cos, sin = cos_sin(positions[:, part], tables, torch.promote_types(q.dtype, torch.float32))
-        angles = cos.contiguous(), (-sin if inverse else sin).contiguous()
-        k_part, out_k_part = (None if x is None else x[:, :, part] for x in (k, out_k))
-        _call(q[:, :, part], k_part, out_q[:, :, part], out_k_part, positions[:, part], tables, layout, inverse, angles)
+        tensors = (None if x is None else x[:, :, part] for x in (q, k, out_q, out_k))
+        _call_with_angles(*tensors, positions[:, part], tables, layout, inverse)  # type: ignore[arg-type]
+
+
+def _call_with_angles(
+    q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
+    positions: Tensor, tables: Tables, layout: Layout, inverse: bool,
+) -> None:  # fmt: skip
+    """Call the native kernel with cosines and sines of torch, as the float32 mode needs them."""
+    cos, sin = cos_sin(positions, tables, torch.promote_types(q.dtype, torch.float32))
+    angles = cos.contiguous(), (-sin if inverse else sin).contiguous()
+    _call(q, k, out_q, out_k, positions, tables, layout, inverse, angles)
 
 
 def _call(

@@ -109,11 +109,11 @@ def cos_sin(
             cos_step, sin_step = _row(tables, level, per_pair)
             cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
     else:
-        angle = per_pair.to(torch.float32) * tables.table
+        angle = per_pair * tables.table  # the product first rounds the position to float32
         cos, sin = angle.cos(), angle.sin()
     if tables.attention_factor != 1:
         cos, sin = cos * tables.attention_factor, sin * tables.attention_factor
-    return cos.to(dtype), sin.to(dtype)
+    return (cos, sin) if cos.dtype == dtype else (cos.to(dtype), sin.to(dtype))
 
 
 def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:

@@ -118,7 +118,7 @@ class Fire(PositionEncoding):
         return Pairwise(
             q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
             shared=_ratio, of_pair=_bias_of_pairs, of_one_pair=_bias_of_one_pair, operands=operands,
-            heads=range(len(self.heads))[heads or slice(None)], sources=tuple(self.parameters()),
+            heads=range(len(self.heads))[heads or slice(None)], sources=self._tensors(), reads_only_positions=True,
             is_traceable_per_pair=q.device.type != "cuda",  # compiles for minutes, and every pair adds to c's gradient
         )  # fmt: skip
 

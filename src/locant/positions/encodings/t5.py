@@ -102,7 +102,7 @@ class T5Bias(DistanceBias):
 
     def along(self, q: Tensor, distance: Int[Tensor, " distances"]) -> Float[Tensor, "heads distances"]:
         """Look up with a single index, because torch starts another thread for two indices."""
-        return self.weight.to(bias_dtype(q)).T.contiguous().index_select(1, self.buckets(distance))
+        return self.weight.T.contiguous().index_select(1, self.buckets(distance)).to(bias_dtype(q))
 
     def extra_repr(self) -> str:
         sizes = f"num_buckets={self.num_buckets}, max_distance={self.max_distance}"

@@ -33,6 +33,7 @@ class ByDistance(ScoreBias):
         heads: the heads of `q` among the heads of the model.
         numbers: a function that returns the indices of these heads as a tensor on a device.
         along: a function ``(q, distances)`` that returns the bias of all heads, faster than `of_distance` on a thread.
+            The bits of a number depend on its distance alone, so the distances may have any order.
         is_arithmetic: whether `of_distance` costs less than a table look-up.
         is_traceable_per_pair: whether `of_distance` uses only operations that a score function supports for one pair.
     """
@@ -46,6 +47,9 @@ class ByDistance(ScoreBias):
     is_traceable_per_pair: bool = True
 
     def dense(self) -> Float[Tensor, "#batch heads query key"]:
+        return self.once("matrix", self._compute_matrix)
+
+    def _compute_matrix(self) -> Float[Tensor, "#batch heads query key"]:
         return self._evaluate(distances(self.queries, self.keys)[:, None], largest_distance(self.queries, self.keys))
 
     def for_vectors(self, q: Tensor, k: Tensor) -> ByDistance:
@@ -53,13 +57,22 @@ class ByDistance(ScoreBias):
 
     def table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """Return the bias at the distances from `first` to `last`, bit for bit as in `dense`."""
-        distance = torch.arange(last, first - 1, -1, device=self.q.device)  # the order of one query's keys
+        return self.once((first, last), lambda: self._compute_table(first, last))
+
+    def _compute_table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
+        device, limit = self.q.device, max(SINGLE_THREAD_ELEMENTS // len(self.heads) // 64 * 64, 64)
+        on_one_thread = device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if on_one_thread and self.along is not None:
+            distance = torch.arange(first, last + 1, device=device)
+            if last - first < limit:
+                return self.along(self.q, distance)
+            return torch.cat([self.along(self.q, part) for part in distance.split(limit)], -1)
+        distance = torch.arange(last, first - 1, -1, device=device)  # the order of one query's keys
         largest = max(-first, last) if max(-first, last) < len(distance) else None
-        if self.q.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not on_one_thread or last - first < limit:
             return self._along_distances(distance, largest).flip(-1)
-        along = self._along_distances if self.along is None else lambda part, _: self.along(self.q, part)  # type: ignore[misc]
-        parts = distance.split(max(SINGLE_THREAD_ELEMENTS // len(self.heads) // 64 * 64, 64))
-        return torch.cat([along(part, largest).flip(-1) for part in reversed(parts)], -1)
+        parts = reversed(distance.split(limit))
+        return torch.cat([self._along_distances(part, largest).flip(-1) for part in parts], -1)
 
     def table_or_none(self) -> tuple[Float[Tensor, "heads distances"], int] | None:
         """Return the table of `score_mod` and the distance of its first entry, or ``None`` if there is no table."""

@@ -27,12 +27,22 @@ class ScoreBias:
         queries, keys: the positions of queries and keys.
         sources: the tensors, other than `q` and `k`, from which the bias is computed and which may need a gradient:
             parameters, buffers, and features of hidden states.
+        computed: what was computed without gradients. Values for other vectors of the same tokens share it.
     """
 
     q: Tensor
     queries: Positions
     keys: Positions
     sources: tuple[Tensor | None, ...] = ()
+    computed: dict[Any, Tensor] = field(default_factory=dict)
+
+    def once(self, key: object, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor that was computed under this key. Under autograd or a compiler, compute it every time."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return compute()
+        if key not in self.computed:
+            self.computed[key] = compute()
+        return self.computed[key]
 
     def dense(self) -> Float[Tensor, "#batch heads query key"] | None:
         """Return the matrix, in float32 or wider."""
@@ -107,6 +117,8 @@ class Pairwise(ScoreBias):
         shared: a function ``(of_query, of_key, **operands)`` that returns the part common to all heads, which `of_pair`
             receives instead of the features.
         of_one_pair: a different `of_pair` for score functions, if they need one.
+        reads_only_positions: whether features and operands hold nothing of the queries and keys but their positions.
+            If so, attention keeps this value for other vectors of the same tokens.
     """
 
     of_query: Tensor | None
@@ -119,6 +131,7 @@ class Pairwise(ScoreBias):
     separate: Callable[..., tuple[Tensor | None, Tensor | None]] | None = None
     shared: Callable[..., Tensor] | None = None
     of_one_pair: Callable[..., Tensor] | None = None
+    reads_only_positions: bool = False
     memo: list[Tensor] = field(default_factory=list)
 
     @property
@@ -135,20 +148,26 @@ class Pairwise(ScoreBias):
         """Return the same bias with other `tensors`."""
         of_query, of_key, *rest = tensors
         operands: dict[str, Any] = dict(zip(self.operands(), rest, strict=True))
-        return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[])
+        return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[], computed={})
+
+    def for_vectors(self, q: Tensor, k: Tensor) -> Pairwise | None:
+        return replace(self, q=q) if self.reads_only_positions else None
 
     def select_heads(self, heads: slice) -> Pairwise:
         """Return the bias of some heads."""
         of_query, of_key = (x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.of_query, self.of_key))
-        return replace(self, q=self.q[:, heads], of_query=of_query, of_key=of_key, heads=self.heads[heads])
+        return replace(self, q=self.q[:, heads], of_query=of_query, of_key=of_key, heads=self.heads[heads], computed={})
 
     def tile(self, rows: slice, columns: slice) -> Pairwise:
         """Return the bias of some queries and keys."""
         of_query = None if self.of_query is None else self.of_query[:, :, rows]
         of_key = None if self.of_key is None else self.of_key[:, :, columns]
-        return replace(self, q=self.q[:, :, rows], of_query=of_query, of_key=of_key, memo=[])
+        return replace(self, q=self.q[:, :, rows], of_query=of_query, of_key=of_key, memo=[], computed={})
 
     def dense(self) -> Float[Tensor, "#batch heads query key"]:
+        return self.once("matrix", self._compute_matrix)
+
+    def _compute_matrix(self) -> Float[Tensor, "#batch heads query key"]:
         of_query = None if self.of_query is None else self.of_query[:, :, :, None]
         of_key = None if self.of_key is None else self.of_key[:, :, None]
         first, step, operands = self.heads.start, self.heads.step, self.operands()
