@@ -136,6 +136,7 @@ ROTARIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", [*ROTARIES, "axes"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()  # some frequencies are parameters, and torch lets no one overwrite two views of a leaf then
 def test_the_norm_is_what_rotate_does_first(kind: str, dtype: torch.dtype) -> None:
     rotary = Rotary(16, sections=(3, 5)) if kind == "axes" else ROTARIES[kind]
     positions = Positions.grid(2, 3) if kind == "axes" else Positions.after(70_000, 6)
