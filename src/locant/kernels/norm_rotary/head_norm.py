@@ -37,6 +37,7 @@ class HeadNorm:
         ShapeError: a weight is not a floating-point vector. `Rotary.rotate` raises it if the width or the device of a
             weight does not match q or k.
 
+    >>> import torch
     >>> norm = HeadNorm(torch.ones(64), torch.ones(64))
     >>> q, k = norm.apply(torch.full((1, 8, 5, 64), 3.0), torch.full((1, 2, 5, 64), -2.0))
     >>> q[0, 0, 0, 0], k[0, 0, 0, 0]
