@@ -67,8 +67,8 @@ class HeadNorm:
         )
 
     def apply(
-        self, q: Float[Tensor, "batch heads seq head_dim"], k: Float[Tensor, "batch kv_heads seq head_dim"]
-    ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]:
+        self, q: Float[Tensor, "batch heads seq head_dim"], k: Float[Tensor, "batch kv_heads key head_dim"]
+    ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
         """Return the norms without a rotation, for layers that do not rotate. This uses torch's operators."""
         from locant.kernels.norm_rotary.reference import normalize
 
