@@ -23,6 +23,7 @@ from locant.attention.memory import (
     Keys,
     Length,
     NewKeys,
+    NewSlots,
     NewValues,
     Values,
     as_bytes,
@@ -85,14 +86,21 @@ class KVCache(Cache):
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
         """Store new keys and values. Return all keys and values so far, as views of the cache, and their positions."""
+        return self._commit(self._reserve(k, v, positions).filled_with(k, v), positions)
+
+    def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots:
         self._require_tokens(k, v, positions)
-        all_positions, length = self._append_positions(positions), self._length + k.shape[2]
-        self._keys, self._values = self._grow(self._keys, k, length), self._grow(self._values, v, length)
-        new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
-        self._keys[:, :, self._length : length] = new_keys
-        self._values[:, :, self._length : length] = new_values
-        self._positions, self._length = all_positions, length
-        return self._keys[:, :, :length], self._values[:, :, :length], all_positions
+        start, length = self._length, self._length + k.shape[2]
+        all_positions = self._append_positions(positions)
+        keys, values = self._grow(self._keys, k, length), self._grow(self._values, v, length)
+        return NewSlots(keys[:, :, start:length], values[:, :, start:length], (keys, values), all_positions)
+
+    def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        slots.zero_padding(positions)
+        (keys, values), all_positions = slots.stores, slots.all_positions
+        self._keys, self._values, self._positions = keys, values, all_positions
+        self._length += positions.seq_len
+        return keys[:, :, : self._length], values[:, :, : self._length], all_positions
 
     def next_positions(self, n: int = 1) -> Positions:
         """Return the `n` positions after the last real token of every row, in that token's document."""
@@ -255,21 +263,41 @@ class StaticKVCache(FixedCache):
         More tokens than `max_len` raise an error on a CPU. Elsewhere, and in compiled code, the host does not know the
         number of tokens. There torch's kernel stops at the first slot out of bounds.
         """
+        slots = self._reserve(k, v, positions)
+        if slots is not None:
+            return self._commit(slots.filled_with(k, v), positions)
+        slots_on_device = self._next_slots(k.shape[2])
+        for store, new in zip((self._keys, self._values), zero_padding(positions, k.detach(), v.detach()), strict=True):
+            as_bytes(store).index_copy_(2, slots_on_device, as_bytes(new))
+        return self._commit(None, positions)
+
+    def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots | None:
+        """Return the memory of the next slots, or ``None`` if the host does not know where it is."""
         self._require_tokens(k, v, positions)
-        if k.shape[2] > self.max_len or (host_can_read(self._length) and len(self) + k.shape[2] > self.max_len):
-            tokens = f"{len(self)} and {k.shape[2]} more" if host_can_read(self._length) else str(k.shape[2])
+        on_host = host_can_read(self._length)
+        start, n = len(self) if on_host else 0, k.shape[2]
+        if start + n > self.max_len:
+            tokens = f"{start} and {n} more" if on_host else str(n)
             got = f"got {tokens} tokens for a cache of max_len={self.max_len}"
             raise RangeError(got, "use a larger max_len, or call clear()")
-        slots = self._length + torch.arange(k.shape[2], device=k.device)
-        for store, new in zip((self._keys, self._values), zero_padding(positions, k.detach(), v.detach()), strict=True):
-            as_bytes(store).index_copy_(2, slots, as_bytes(new))
-        rows = positions.expand(k.shape[0])
-        self._index.index_copy_(1, slots, rows.index)
-        self._document.index_copy_(1, slots, rows.document)
+        if not on_host:
+            return None
+        views = (store[:, :, start : start + n] for store in self._keys_and_values)
+        return NewSlots(*views, self._keys_and_values, self.positions)
+
+    def _commit(self, slots: NewSlots | None, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        if slots is not None:
+            slots.zero_padding(positions)
+        rows, at = positions.expand(len(self._keys)), self._next_slots(positions.seq_len)
+        self._index.index_copy_(1, at, rows.index)
+        self._document.index_copy_(1, at, rows.document)
         if self._read is not None and rows.read.of_key is not None:
-            self._read.index_copy_(1, slots, rows.read.of_key.detach())
-        self._length.add_(k.shape[2])
+            self._read.index_copy_(1, at, rows.read.of_key.detach())
+        self._length.add_(positions.seq_len)
         return self._keys, self._values, self.positions
+
+    def _next_slots(self, n: int) -> Int[Tensor, " n"]:
+        return self._length + torch.arange(n, device=self._length.device)
 
     def next_positions(self, n: int = 1) -> Positions:
         """Return the `n` positions after the last real token of every row, in that token's document."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, shape_error, whole
+from locant.attention.inputs import padding_or_none
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
@@ -23,6 +24,29 @@ NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
 NewValues = Float[Tensor, "batch kv_heads new value_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Values = Float[Tensor, "batch kv_heads key value_dim"]
+
+
+class NewSlots(NamedTuple):
+    """Memory for new tokens, which a cache counts as its own only after `Cache._commit`."""
+
+    keys: NewKeys
+    values: NewValues
+    stores: tuple[Tensor, Tensor]
+    """The memory of all keys and of all values, which contains the new slots."""
+    all_positions: Positions
+    """The positions of all tokens, the new ones included if they are not stored in memory."""
+
+    def filled_with(self, k: Tensor, v: Tensor) -> NewSlots:
+        """Copy keys and values into the slots."""
+        self.keys.copy_(k.detach())
+        self.values.copy_(v.detach())
+        return self
+
+    def zero_padding(self, positions: Positions) -> None:
+        """Write zeros to the slots that are padding."""
+        if (padding := padding_or_none(positions)) is not None:
+            zero_slots(self.keys, padding)
+            zero_slots(self.values, padding)
 
 
 class Cache:
