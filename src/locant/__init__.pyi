@@ -18,6 +18,7 @@ from .engines.gguf import encoding_from_gguf
 from .engines.kv_reuse import move_cache
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
+from .kernels.norm_rotary import HeadNorm
 from .models import encoding_from_config, register_architecture
 from .positions import (
     ALiBi,
@@ -66,6 +67,7 @@ __all__ = [
     "Fire",
     "Fox",
     "GridBias",
+    "HeadNorm",
     "Inkling",
     "InputEmbedding",
     "InputError",
