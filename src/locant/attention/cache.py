@@ -23,8 +23,11 @@ from locant.attention.memory import (
     Keys,
     Length,
     NewKeys,
+    NewQueries,
     NewSlots,
     NewValues,
+    RotatedKeys,
+    RotatedQueries,
     Values,
     as_bytes,
     check_lengths,
@@ -34,6 +37,7 @@ from locant.attention.memory import (
     zero_slots,
 )
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
@@ -87,6 +91,36 @@ class KVCache(Cache):
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
         """Store new keys and values. Return all keys and values so far, as views of the cache, and their positions."""
         return self._commit(self._reserve(k, v, positions).filled_with(k, v), positions)
+
+    def rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: NewQueries,
+        k: NewKeys,
+        v: NewValues,
+        positions: Positions,
+        *,
+        norm: HeadNorm | None = None,
+    ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
+        """Rotate queries and keys and store the new tokens. Return the rotated queries, and what `append` returns.
+
+        All numbers have the bits of ``q, k = rotary.rotate(q, k, positions, norm=norm)`` and ``append(k, v,
+        positions)``. In code without gradients, `Rotary` writes the keys directly into the memory of the cache. If an
+        argument is wrong, the cache does not change.
+
+        Args:
+            rotary: any encoding. Without a rotation (ALiBi), keys are stored after the norm.
+            q, k, v: queries, keys and values of the new tokens, before the norm and the rotation.
+            positions: the positions of the new tokens.
+            norm: the norm of each head of queries and keys, if there is one (Qwen3, Gemma 3, Olmo 2).
+
+        >>> from locant import Rotary
+        >>> q, k, v = torch.randn(1, 8, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
+        >>> q, k, v, k_positions = KVCache().rotate_and_append(Rotary(16), q, k, v, Positions.arange(5))
+        >>> q.shape, k.shape, k_positions
+        (torch.Size([1, 8, 5, 16]), torch.Size([1, 2, 5, 16]), Positions(1x5, 0..4))
+        """
+        return self._rotate_and_append(rotary, q, k, v, positions, norm)
 
     def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots:
         self._require_tokens(k, v, positions)
@@ -266,10 +300,24 @@ class StaticKVCache(FixedCache):
         slots = self._reserve(k, v, positions)
         if slots is not None:
             return self._commit(slots.filled_with(k, v), positions)
-        slots_on_device = self._next_slots(k.shape[2])
-        for store, new in zip((self._keys, self._values), zero_padding(positions, k.detach(), v.detach()), strict=True):
-            as_bytes(store).index_copy_(2, slots_on_device, as_bytes(new))
-        return self._commit(None, positions)
+        next_slots = self._next_slots(k.shape[2])
+        for store, new in zip(self._keys_and_values, zero_padding(positions, k.detach(), v.detach()), strict=True):
+            as_bytes(store).index_copy_(2, next_slots, as_bytes(new))
+        self._store_positions(positions)
+        return self._keys, self._values, self.positions
+
+    def rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: NewQueries,
+        k: NewKeys,
+        v: NewValues,
+        positions: Positions,
+        *,
+        norm: HeadNorm | None = None,
+    ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
+        """Rotate queries and keys and store the new tokens, as `KVCache.rotate_and_append` does."""
+        return self._rotate_and_append(rotary, q, k, v, positions, norm)
 
     def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots | None:
         """Return the memory of the next slots, or ``None`` if the host does not know where it is."""
@@ -282,19 +330,21 @@ class StaticKVCache(FixedCache):
             raise RangeError(got, "use a larger max_len, or call clear()")
         if not on_host:
             return None
-        views = (store[:, :, start : start + n] for store in self._keys_and_values)
-        return NewSlots(*views, self._keys_and_values, self.positions)
+        keys, values = (store[:, :, start : start + n] for store in self._keys_and_values)
+        return NewSlots(keys, values, (self._keys, self._values), self.positions)
 
-    def _commit(self, slots: NewSlots | None, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
-        if slots is not None:
-            slots.zero_padding(positions)
-        rows, at = positions.expand(len(self._keys)), self._next_slots(positions.seq_len)
-        self._index.index_copy_(1, at, rows.index)
-        self._document.index_copy_(1, at, rows.document)
+    def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        slots.zero_padding(positions)
+        self._store_positions(positions)
+        return *slots.stores, slots.all_positions
+
+    def _store_positions(self, positions: Positions) -> None:
+        rows, next_slots = positions.expand(len(self._keys)), self._next_slots(positions.seq_len)
+        self._index.index_copy_(1, next_slots, rows.index)
+        self._document.index_copy_(1, next_slots, rows.document)
         if self._read is not None and rows.read.of_key is not None:
-            self._read.index_copy_(1, at, rows.read.of_key.detach())
+            self._read.index_copy_(1, next_slots, rows.read.of_key.detach())
         self._length.add_(positions.seq_len)
-        return self._keys, self._values, self.positions
 
     def _next_slots(self, n: int) -> Int[Tensor, " n"]:
         return self._length + torch.arange(n, device=self._length.device)

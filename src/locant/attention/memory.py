@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, shape_error, whole
 from locant.attention.inputs import padding_or_none
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
@@ -20,10 +22,14 @@ from locant.tensors import as_dtype, bounds, host_can_read, require_tensor
 
 Length = int | Int[Tensor, " batch"]
 """One length for all rows, or one for each row."""
+NewQueries = Float[Tensor, "batch heads new head_dim"]
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
 NewValues = Float[Tensor, "batch kv_heads new value_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Values = Float[Tensor, "batch kv_heads key value_dim"]
+RotatedQueries = Float[Tensor, "batch rotated_heads new rotated_dim"]
+RotatedKeys = Float[Tensor, "batch kv_heads key rotated_dim"]
+"""Rotated queries may have more heads (RoPE++), and both may be wider (PoPE)."""
 
 
 class NewSlots(NamedTuple):
@@ -34,7 +40,7 @@ class NewSlots(NamedTuple):
     stores: tuple[Tensor, Tensor]
     """The memory of all keys and of all values, which contains the new slots."""
     all_positions: Positions
-    """The positions of all tokens, the new ones included if they are not stored in memory."""
+    """The positions of all tokens, the new ones included."""
 
     def filled_with(self, k: Tensor, v: Tensor) -> NewSlots:
         """Copy keys and values into the slots."""
@@ -87,11 +93,45 @@ class Cache:
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
         for name, store, new in zip(("keys", "values"), self._keys_and_values, (k, v), strict=False):
             like = self._with_new_dimensions(store, new)
-            same_shape = like.shape[:2] == new.shape[:2] and like.shape[3] == new.shape[3]
+            (rows, heads, _, width), (new_rows, new_heads, _, new_width) = like.shape, new.shape
+            same_shape = (rows, heads, width) == (new_rows, new_heads, new_width)
             if not same_shape or like.dtype != new.dtype or like.device != new.device:
                 expected = f"the cache holds {tuple(like.shape)} {dtype_name(like.dtype)} on {like.device}"
                 got = f"got {name} {tuple(new.shape)} {dtype_name(new.dtype)} on {new.device}"
                 raise ShapeError(f"{got}, {expected}", self.REMEDY)
+
+    def _rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        norm: HeadNorm | None,
+        *rows: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Positions]:
+        """Rotate and append in one pass, if the encoding and the cache can, and otherwise one after the other.
+
+        Everything is checked before the first write. `rows` are further arguments of `append`.
+        """
+        require_positions(positions)
+        rotate_into = rotary.rotation_into_memory(q, k, positions, norm)
+        slots = None if rotate_into is None else self._reserve(k, v, positions)
+        if rotate_into is None or slots is None:
+            q, k = rotary.rotate(q, k, positions)
+            return q, *self.append(k, v, positions, *rows)
+        q = rotate_into(slots.keys, v.detach(), slots.values)
+        return q, *self._commit(slots, positions)
+
+    append: Callable[..., tuple[Tensor, Tensor, Positions]]
+
+    def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots | None:
+        """Check new tokens and return memory for them, or ``None`` if the host does not know a slice for them."""
+        return None
+
+    def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        """Add filled slots to the cache, and return what `append` returns."""
+        raise NotImplementedError
 
 
 class FixedCache(Cache):

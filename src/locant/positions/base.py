@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from locant.arguments import shape_error, short_repr, whole
 from locant.deprecation import Renamed, adopt_old_names
 from locant.errors import LocantError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
 from locant.positions.positions import OptionalPositions, Positions, positions_or_default, require_positions
@@ -43,6 +44,8 @@ Embeddings = Float[Tensor, "batch seq d_model"]
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Output = Float[Tensor, "batch heads query head_dim"]
+RotationIntoMemory = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A function of memory for rotated keys, of values, and of memory for values. It returns the rotated queries."""
 Bias = Float[Tensor, "#batch heads query key"]
 
 
@@ -282,6 +285,16 @@ class PositionEncoding(nn.Module):
         With `inplace` the result is written into the memory of `q` and `k`.
         """
         return q, k
+
+    def rotation_into_memory(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None
+    ) -> RotationIntoMemory | None:
+        """Return the rotation as a function that writes the keys into the memory of a cache, for `rotate_and_append`.
+
+        Return ``None`` if only `rotate` can rotate these tensors. Otherwise raise the errors that `rotate` raises, so
+        that the returned function raises none. It does what `rotate` does, with the same bits.
+        """
+        return None
 
     def bias(
         self,

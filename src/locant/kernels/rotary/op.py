@@ -37,6 +37,7 @@ from typing import Any, overload
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from locant.errors import LocantError, ShapeError
 from locant.kernels import transforms
@@ -119,6 +120,29 @@ def rotate(
         return rotated_q, rotated_q if is_same else None if k is None else _RotateInPlace.apply(k, *options)
     _write(q, None if is_same else k, *options)
     return q, k
+
+
+def can_rotate_into(q: Tensor, k: Tensor) -> bool:
+    """Return whether `rotate_into` supports these tensors: plain tensors of the same tokens, outside of a graph."""
+    if not (transforms.is_plain_eager() and type(q) is Tensor and type(k) is Tensor and q.dtype == k.dtype):
+        return False
+    (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
+    return batch == k_batch and rest == k_rest and q.device == k.device
+
+
+def rotate_into(
+    out_k: Float[Tensor, "batch kv_heads seq head_dim"],
+    q: Float[Tensor, "batch heads seq head_dim"],
+    k: Float[Tensor, "batch kv_heads seq head_dim"],
+    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    tables: Tables,
+    layout: Layout,
+) -> Float[Tensor, "batch heads seq head_dim"]:
+    """Return rotated queries, and write rotated keys into `out_k`, such as the memory of a cache."""
+    out_q = torch.empty_like(q)
+    _run(q, k, out_q, out_k, positions, tables, layout, False)
+    increment_version(out_k)  # torch's graph does not see that a kernel writes to it
+    return out_q
 
 
 def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:

@@ -15,10 +15,28 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, Real, flag, one_of, short_repr, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
-from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
+from locant.kernels.norm_rotary import HeadNorm
+from locant.kernels.rotary import (
+    Layout,
+    Tables,
+    can_rotate_into,
+    is_transformed,
+    require_writable,
+    rotate,
+    rotate_into,
+    rotate_pairs,
+)
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, resolve_positions
+from locant.positions.base import (
+    EncodingInfo,
+    Keys,
+    PositionEncoding,
+    Queries,
+    RotationIntoMemory,
+    require_heads,
+    resolve_positions,
+)
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, check_base, check_width
 from locant.positions.pair_table import Channels, Pairs, check_sections
@@ -432,6 +450,24 @@ class Rotary(PositionEncoding):
             return self._rotate_each(q, k, positions, keys, inplace)
         index, tables = self._index_and_tables(positions)
         return rotate(q, k, index, tables, self.layout, inplace=inplace)
+
+    def rotation_into_memory(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None
+    ) -> RotationIntoMemory | None:
+        if self._reordered is not None or norm is not None or not can_rotate_into(q, k):
+            return None
+        require_heads("q", q, positions, self.head_dim)
+        require_heads("k", k, positions, self.head_dim)
+        if self.temperature is not None:
+            positions.require_single_axis("Temperature")
+        index, tables = self._index_and_tables(positions)
+
+        def rotate_and_write(out_k: Tensor, v: Tensor, out_v: Tensor) -> Tensor:
+            rotated_q = rotate_into(out_k, q, k, index, tables, self.layout)
+            out_v.copy_(v)
+            return rotated_q if self.temperature is None else self.temperature.scale(rotated_q, positions, inplace=True)
+
+        return rotate_and_write
 
     def unrotate(self, y: Rotated, positions: OptionalPositions = None) -> Rotated:
         """Undo `rotate_one`: rotate by the negative angles, and divide by the attention factor.
