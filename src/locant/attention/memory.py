@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, shape_error, whole
+from locant.arguments import MAX_INT32, shape_error, short_repr, whole
 from locant.attention.inputs import padding_or_none
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.norm_rotary import HeadNorm
@@ -82,6 +82,8 @@ class Cache:
         if k.dtype != v.dtype or not k.is_floating_point():
             got = f"got keys of {dtype_name(k.dtype)} and values of {dtype_name(v.dtype)}"
             raise ShapeError(f"{got}, expected one floating dtype", "v.to(k)")
+        if k.device != v.device:
+            raise ShapeError(f"got keys on {k.device} and values on {v.device}, expected one device", "v.to(k)")
         if k.shape[:3] != v.shape[:3]:
             got = f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens"
             raise ShapeError(got, "cache.append(k, v, positions) with k and v of the same layer and step")
@@ -114,11 +116,12 @@ class Cache:
 
         Everything is checked before the first write. `rows` are further arguments of `append`.
         """
+        _require_rotation(rotary)
         require_positions(positions)
         rotate_into = rotary.rotation_into_memory(q, k, positions, norm)
         slots = None if rotate_into is None else self._reserve(k, v, positions)
         if rotate_into is None or slots is None:
-            q, k = rotary.rotate(q, k, positions)
+            q, k = rotary.rotate(*((q, k) if norm is None else norm.apply(q, k)), positions)
             return q, *self.append(k, v, positions, *rows)
         q = rotate_into(slots.keys, v.detach(), slots.values)
         return q, *self._commit(slots, positions)
@@ -183,6 +186,13 @@ class FixedCache(Cache):
         if positions.max_index is not None and positions.max_index > self.max_index:
             got = f"got positions up to {positions.max_index} for a cache of max_index={self.max_index}"
             raise RangeError(got, f"max_index={positions.max_index}")
+
+
+def _require_rotation(rotary: Any) -> None:
+    """Raise unless this is an encoding. `attend` also takes ``None``, which here would hide a missing rotation."""
+    if not isinstance(rotary, PositionEncoding):
+        got = f"got {short_repr(rotary)} for rotary, expected a PositionEncoding"
+        raise RangeError(got, "pass an encoding, such as Rotary(head_dim), or PositionEncoding() for no rotation")
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
