@@ -87,14 +87,7 @@ def rotate(
     >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), quarter, "half")[0].round()
     tensor([[[[-1., -0.]]]])
     """
-    if k is not None:
-        (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
-        if batch != k_batch or rest != k_rest:
-            raise ShapeError(
-                f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their "
-                "heads",
-                "pass q and k with the same batch and length",
-            )
+    require_same_tokens(q, k)
     if not inplace and transforms.is_plain_eager() and type(q) is Tensor:
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
         _run(q, k, out_q, out_k, positions, tables, layout, inverse)
@@ -122,31 +115,29 @@ def rotate(
     return q, k
 
 
-def can_rotate_into(q: Tensor, k: Tensor) -> bool:
-    """Return whether `rotate_into` supports these tensors: plain tensors of the same tokens, outside of a graph."""
-    if not (transforms.is_plain_eager() and type(q) is Tensor and type(k) is Tensor and q.dtype == k.dtype):
-        return False
+def require_same_tokens(q: Tensor, k: Tensor | None) -> None:
+    """Raise if `q` and `k` differ in more than their heads."""
+    if k is None:
+        return
     (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
-    return batch == k_batch and rest == k_rest and q.device == k.device
+    if batch != k_batch or rest != k_rest:
+        raise ShapeError(
+            f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their heads",
+            "pass q and k with the same batch and length",
+        )
 
 
 def rotate_into(
-    out_k: Float[Tensor, "batch kv_heads seq head_dim"],
-    q: Float[Tensor, "batch heads seq head_dim"],
-    k: Float[Tensor, "batch kv_heads seq head_dim"],
-    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
-    tables: Tables,
-    layout: Layout,
-) -> Float[Tensor, "batch heads seq head_dim"]:
-    """Return rotated queries, and write rotated keys into `out_k`, such as the memory of a cache."""
-    out_q = torch.empty_like(q)
+    q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
+    positions: Tensor, tables: Tables, layout: Layout,
+) -> None:  # fmt: skip
+    """Write rotated queries and keys into any memory, such as the memory of a cache. No gradient is recorded."""
     _run(q, k, out_q, out_k, positions, tables, layout, False)
-    increment_version(out_k)  # torch's graph does not see that a kernel writes to it
-    return out_q
+    increment_version(out_q if out_k is None else (out_q, out_k))  # torch's graph does not see writes of a kernel
 
 
 def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:
-    if not torch.compiler.is_compiling() and _is_plain(q):
+    if not torch.compiler.is_compiling() and is_plain(q):
         _run(
             q, k, q, k, *_to_kernel_arguments(*options)
         )  # torch's own operators, which notify the graph of their writes
@@ -154,7 +145,7 @@ def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:
         _rotate_(q, k, *options)
 
 
-def _is_plain(q: Tensor) -> bool:
+def is_plain(q: Tensor) -> bool:
     """Return whether this is a plain tensor that can be rotated without torch's dispatch."""
     return type(q) is Tensor and q.device.type in ("cpu", "cuda") and not transforms.is_dispatch_mode_active()
 
@@ -275,7 +266,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor | None, *options: Any) -> tuple[Tensor, Tensor | None]:
-        if not _is_plain(q):
+        if not is_plain(q):
             rotated_q, rotated_k = _rotate(q, k, *options)
             return rotated_q, None if k is None else rotated_k
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)

@@ -15,17 +15,8 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, Real, flag, one_of, short_repr, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
-from locant.kernels.norm_rotary import HeadNorm
-from locant.kernels.rotary import (
-    Layout,
-    Tables,
-    can_rotate_into,
-    is_transformed,
-    require_writable,
-    rotate,
-    rotate_into,
-    rotate_pairs,
-)
+from locant.kernels.norm_rotary import HeadNorm, can_write_into, norm_and_rotate_into
+from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import (
@@ -454,18 +445,20 @@ class Rotary(PositionEncoding):
     def rotation_into_memory(
         self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None
     ) -> RotationIntoMemory | None:
-        if self._reordered is not None or norm is not None or not can_rotate_into(q, k):
+        if self._reordered is not None or not can_write_into(q, k):
             return None
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, positions, self.head_dim)
+        if norm is not None:
+            norm.require_fits(q, k)
         if self.temperature is not None:
             positions.require_single_axis("Temperature")
         index, tables = self._index_and_tables(positions)
 
         def rotate_and_write(out_k: Tensor, v: Tensor, out_v: Tensor) -> Tensor:
-            rotated_q = rotate_into(out_k, q, k, index, tables, self.layout)
-            out_v.copy_(v)
-            return rotated_q if self.temperature is None else self.temperature.scale(rotated_q, positions, inplace=True)
+            out_q = torch.empty_like(q)
+            norm_and_rotate_into(q, k, v, out_q, out_k, out_v, index, tables, self.layout, norm)
+            return out_q if self.temperature is None else self.temperature.scale(out_q, positions, inplace=True)
 
         return rotate_and_write
 
