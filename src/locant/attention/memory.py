@@ -121,7 +121,7 @@ class Cache:
         rotate_into = rotary.rotation_into_memory(q, k, positions, norm)
         slots = None if rotate_into is None else self._reserve(k, v, positions)
         if rotate_into is None or slots is None:
-            q, k = rotary.rotate(*((q, k) if norm is None else norm.apply(q, k)), positions)
+            q, k = rotary.norm_and_rotate(q, k, positions, norm)
             return q, *self.append(k, v, positions, *rows)
         q = rotate_into(slots.keys, v.detach(), slots.values)
         return q, *self._commit(slots, positions)

@@ -286,6 +286,12 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
+    def norm_and_rotate(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None
+    ) -> tuple[Float[Tensor, "batch rotated_heads query rotated_dim"], Float[Tensor, "batch kv_heads key rotated_dim"]]:
+        """Norm the heads of queries and keys, and `rotate` them, with any encoding and with or without a norm."""
+        return self.rotate(*((q, k) if norm is None else norm.apply(q, k)), positions)
+
     def rotation_into_memory(
         self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None
     ) -> RotationIntoMemory | None:
