@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from locant.arguments import shape_error, short_repr, whole
 from locant.deprecation import Renamed, adopt_old_names
 from locant.errors import LocantError, ShapeError
-from locant.kernels.norm_rotary import HeadNorm
+from locant.kernels.norm_rotary import HeadNorm, require_norm
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
 from locant.positions.positions import OptionalPositions, Positions, positions_or_default, require_positions
@@ -289,7 +289,8 @@ class PositionEncoding(nn.Module):
     def norm_and_rotate(
         self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None
     ) -> tuple[Float[Tensor, "batch rotated_heads query rotated_dim"], Float[Tensor, "batch kv_heads key rotated_dim"]]:
-        """Norm the heads of queries and keys, and `rotate` them, with any encoding and with or without a norm."""
+        """Norm the heads of queries and keys, if there is a norm, and `rotate` them."""
+        require_norm(norm)
         return self.rotate(*((q, k) if norm is None else norm.apply(q, k)), positions)
 
     def rotation_into_memory(

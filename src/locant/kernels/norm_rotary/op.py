@@ -10,7 +10,7 @@ The backward needs the inputs. So if a gradient is needed, a rotation in place k
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +26,14 @@ from locant.kernels.rotary.op import is_plain, require_same_tokens, rotate_into
 from locant.kernels.rotary.reference import Layout, Tables
 
 
+@overload
+def norm_and_rotate(
+    q: Tensor, k: Tensor, positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm, *, inplace: bool = False
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def norm_and_rotate(
+    q: Tensor, k: None, positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm, *, inplace: bool = False
+) -> tuple[Tensor, None]: ...
 def norm_and_rotate(
     q: Float[Tensor, "batch heads seq head_dim"],
     k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
