@@ -120,9 +120,16 @@ Program = list[tuple[Tensor, list[int] | None, list[int] | None]]
     norm_name=st.sampled_from([*NORMS]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     is_fused=st.booleans(),
+    inplace=st.booleans(),
 )
 def test_every_program_has_the_bits_of_rotate_and_append(
-    program: Program, cache_name: str, encoding_name: str, norm_name: str, dtype: torch.dtype, is_fused: bool
+    program: Program,
+    cache_name: str,
+    encoding_name: str,
+    norm_name: str,
+    dtype: torch.dtype,
+    is_fused: bool,
+    inplace: bool,
 ) -> None:
     encoding, norm = ENCODINGS[encoding_name](), NORMS[norm_name]()
     width = HEAD_DIM * (2 if encoding_name == "wider keys" else 1)
@@ -139,9 +146,10 @@ def test_every_program_has_the_bits_of_rotate_and_append(
             )
         past = plain.positions
         where = encoding.read(torch.randn(BATCH, n, D_MODEL), where, past if past.seq_len else None)
-        found = ours.cache.rotate_and_append(encoding, q, k, v, where, *ours.rows_for(where, BATCH), norm=norm)
         rotated_q, rotated_k = apart(encoding, q, k, where, norm)
         expected = rotated_q, *plain.append(rotated_k, v, where)
+        rows = ours.rows_for(where, BATCH)
+        found = ours.cache.rotate_and_append(encoding, q, k, v, where, *rows, norm=norm, inplace=inplace)
         for name, one, other in zip(("queries", "keys", "values"), found, expected, strict=False):
             assert same_bits(one, other), name
         assert found[3] == expected[3]
@@ -169,6 +177,10 @@ def test_keys_are_written_into_the_cache_and_nowhere_else() -> None:
     used = allocations_of(lambda: cache.rotate_and_append(rotary, q, k, v, Positions.arange(500)))
     assert used.largest == q.nbytes
     assert used.peak < q.nbytes + k.nbytes / 2
+    cache.clear()
+    cache.append(k[:, :, :0], v[:, :, :0], Positions.arange(0))
+    used = allocations_of(lambda: cache.rotate_and_append(rotary, q, k, v, Positions.arange(500), inplace=True))
+    assert used.peak < k.nbytes / 2
 
 
 def contents(cache: KVCache | StaticKVCache | PagedKVCache) -> list[Any]:
@@ -204,6 +216,15 @@ WRONG: dict[str, tuple[type[LocantError], dict[str, Any]]] = {
     "position ids": (LocantError, {"positions": torch.arange(N)}),
     "scaling": (RangeError, {"positions": Positions.after(60, N)}),
     "norm": (ShapeError, {"norm": HeadNorm(torch.ones(7), torch.ones(7))}),
+    "one tensor in place": (
+        ShapeError,
+        {"q": (one := torch.randn(BATCH, KV_HEADS, N, HEAD_DIM)), "k": one, "inplace": True},
+    ),
+    "repeated memory in place": (
+        ShapeError,
+        {"q": torch.randn(BATCH, 1, N, HEAD_DIM).expand(-1, 4, -1, -1), "inplace": True},
+    ),
+    "not a norm": (RangeError, {"norm": torch.nn.RMSNorm(HEAD_DIM)}),
     "not an encoding": (RangeError, {"rotary": torch.nn.Identity()}),
 }
 
@@ -212,8 +233,11 @@ def call(driven: InSlots | InBlocks, **given: Any) -> Any:
     q, k, v = heads_of_one_projection(N, torch.float32, False)
     rotary = Rotary(HEAD_DIM, scaling=DynamicNTK(factor=2.0, original_max_seq_len=60))
     given = {"rotary": rotary, "q": q, "k": k, "v": v, "positions": driven.following(N), "norm": None, **given}
-    rows, norm = driven.rows_for(Positions.arange(N), BATCH), given.pop("norm")
-    return driven.cache.rotate_and_append(*given.values(), *rows, norm=norm)
+    rows, options = (
+        driven.rows_for(Positions.arange(N), BATCH),
+        {"norm": given.pop("norm"), "inplace": given.pop("inplace", False)},
+    )
+    return driven.cache.rotate_and_append(*given.values(), *rows, **options)
 
 
 OF_ANOTHER_KIND = ("heads of k and v", "width of v", "dtype of all")

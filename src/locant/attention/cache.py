@@ -101,6 +101,7 @@ class KVCache(Cache):
         positions: Positions,
         *,
         norm: HeadNorm | None = None,
+        inplace: bool = False,
     ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
         """Rotate queries and keys and store the new tokens. Return the rotated queries, and what `append` returns.
 
@@ -113,6 +114,8 @@ class KVCache(Cache):
             q, k, v: queries, keys and values of the new tokens, before the norm and the rotation.
             positions: the positions of the new tokens.
             norm: the norm of each head of queries and keys, if there is one (Qwen3, Gemma 3, Olmo 2).
+            inplace: whether the rotated queries may overwrite `q`. For long prompts, new memory costs more than the
+                rotation.
 
         >>> from locant import Rotary
         >>> q, k, v = torch.randn(1, 8, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
@@ -120,7 +123,7 @@ class KVCache(Cache):
         >>> q.shape, k.shape, k_positions
         (torch.Size([1, 8, 5, 16]), torch.Size([1, 2, 5, 16]), Positions(1x5, 0..4))
         """
-        return self._rotate_and_append(rotary, q, k, v, positions, norm)
+        return self._rotate_and_append(rotary, q, k, v, positions, norm, inplace)
 
     def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots:
         self._require_tokens(k, v, positions)
@@ -315,9 +318,10 @@ class StaticKVCache(FixedCache):
         positions: Positions,
         *,
         norm: HeadNorm | None = None,
+        inplace: bool = False,
     ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
         """Rotate queries and keys and store the new tokens, as `KVCache.rotate_and_append` does."""
-        return self._rotate_and_append(rotary, q, k, v, positions, norm)
+        return self._rotate_and_append(rotary, q, k, v, positions, norm, inplace)
 
     def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots | None:
         """Return the memory of the next slots, or ``None`` if the host does not know where it is."""

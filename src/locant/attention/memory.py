@@ -110,6 +110,7 @@ class Cache:
         v: Tensor,
         positions: Positions,
         norm: HeadNorm | None,
+        inplace: bool,
         *rows: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Positions]:
         """Rotate and append in one pass, if the encoding and the cache can, and otherwise one after the other.
@@ -118,7 +119,7 @@ class Cache:
         """
         _require_rotation(rotary)
         require_positions(positions)
-        rotate_into = rotary.rotation_into_memory(q, k, positions, norm)
+        rotate_into = rotary.rotation_into_memory(q, k, positions, norm, inplace=inplace)
         slots = None if rotate_into is None else self._reserve(k, v, positions)
         if rotate_into is None or slots is None:
             q, k = rotary.norm_and_rotate(q, k, positions, norm)

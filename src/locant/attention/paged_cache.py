@@ -144,12 +144,13 @@ class PagedKVCache(FixedCache):
         cached: Int[Tensor, " batch"],
         *,
         norm: HeadNorm | None = None,
+        inplace: bool = False,
     ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
         """Rotate queries and keys and store the new tokens, with the results of `KVCache.rotate_and_append`.
 
         The slots of new tokens are not next to each other in the pool, so the rotated keys are copied into them.
         """
-        return self._rotate_and_append(rotary, q, k, v, positions, norm, table, cached)
+        return self._rotate_and_append(rotary, q, k, v, positions, norm, inplace, table, cached)
 
     def positions_of(self, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]) -> Positions:
         """Return the positions of the tokens that these rows already have, in the form that `append` returns.

@@ -294,12 +294,13 @@ class PositionEncoding(nn.Module):
         return self.rotate(*((q, k) if norm is None else norm.apply(q, k)), positions)
 
     def rotation_into_memory(
-        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None, *, inplace: bool = False
     ) -> RotationIntoMemory | None:
         """Return the rotation as a function that writes the keys into the memory of a cache, for `rotate_and_append`.
 
         Return ``None`` if only `rotate` can rotate these tensors. Otherwise raise the errors that `rotate` raises, so
-        that the returned function raises none. It does what `rotate` does, with the same bits.
+        that the returned function raises none. It does what `rotate` does, with the same bits. With `inplace` it
+        overwrites `q`.
         """
         return None
 

@@ -472,7 +472,7 @@ class Rotary(PositionEncoding):
         return self.rotate(q, k, positions, norm=norm)
 
     def rotation_into_memory(
-        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None, *, inplace: bool = False
     ) -> RotationIntoMemory | None:
         if self._reordered is not None or not can_write_into(q, k):
             return None
@@ -483,10 +483,12 @@ class Rotary(PositionEncoding):
             norm.require_fits(q, k)
         if self.temperature is not None:
             positions.require_single_axis("Temperature")
+        if inplace and require_writable(q, k):
+            raise ShapeError("got one tensor as q and k, but only q may be overwritten", "k.clone()")
         index, tables = self._index_and_tables(positions)
 
         def rotate_and_write(out_k: Tensor, v: Tensor, out_v: Tensor) -> Tensor:
-            out_q = torch.empty_like(q)
+            out_q = q if inplace else torch.empty_like(q)
             norm_and_rotate_into(q, k, v, out_q, out_k, out_v, index, tables, self.layout, norm)
             return out_q if self.temperature is None else self.temperature.scale(out_q, positions, inplace=True)
 
