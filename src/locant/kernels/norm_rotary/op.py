@@ -66,11 +66,11 @@ def norm_and_rotate(
         return _norm_and_rotate_copies(q, k, positions, tables, layout, norm)
     if require_writable(q, k) and k is not None:
         raise ShapeError("got one tensor as q and k to norm and rotate in place", "k.clone()")
-    is_direct = is_plain(q) and not (torch.compiler.is_compiling() or is_transformed() or _needs_grad(q, k, norm))
-    if is_direct and not torch.compiler.is_exporting():
+    needs_grad, compiling = _needs_grad(q, k, norm), torch.compiler.is_compiling()
+    if not (needs_grad or compiling or is_transformed()) and is_plain(q):
         _run(q, k, q, k, positions, tables, layout, norm)
         return q, k
-    if _needs_grad(q, k, norm):  # the graph keeps the inputs, which are overwritten
+    if needs_grad:  # the graph keeps the inputs, which are overwritten
         rotated = _norm_and_rotate_copies(q.clone(), None if k is None else k.clone(), positions, tables, layout, norm)
     else:
         rotated = _norm_and_rotate_copies(q, k, positions, tables, layout, norm)
