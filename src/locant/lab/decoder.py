@@ -138,8 +138,9 @@ class Block(nn.Module):
     @property
     def head_norm(self) -> HeadNorm | None:
         """The norm of queries and keys, or ``None`` without one."""
-        has_norm = self.q_norm is not None and self.k_norm is not None
-        return HeadNorm(self.q_norm.weight, self.k_norm.weight, NORM_EPS) if has_norm else None
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorm(self.q_norm.weight, self.k_norm.weight, NORM_EPS)
 
     def forward(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
         width = x.shape[-1] // self.num_heads
