@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,7 +138,7 @@ def _write_back(
     _require_memory(native.function(BACKWARD)(pack_back_task(*_numbers(norm, dk), *steps, *pointers) + task))
 
 
-def _numbers(norm: HeadNorm, k: Tensor | None) -> tuple[float, ...]:
+def _numbers(norm: HeadNorm, k: Tensor | None) -> tuple[Any, ...]:
     """Return ``Norm`` in C."""
     q_weight, k_weight = norm.q_weight, None if k is None else norm.k_weight
     settings = sum_lanes() or 0, norm.round_before_weight, norm.plus_one, norm.eps
