@@ -153,6 +153,8 @@ def test_every_program_has_the_bits_of_rotate_and_append(
         for name, one, other in zip(("queries", "keys", "values"), found, expected, strict=False):
             assert same_bits(one, other), name
         assert found[3] == expected[3]
+        is_padding = found[3].expand(BATCH).document < 0
+        assert not any(stored.transpose(1, 2)[is_padding].any() for stored in found[1:3])
         assert ours.positions == plain.positions
         for driven in (ours, plain):
             if kept is not None:
