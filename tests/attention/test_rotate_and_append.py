@@ -30,6 +30,7 @@ from locant import (
     ShapeError,
 )
 from locant.attention import PagedKVCache, StaticKVCache
+from locant.kernels import native
 from locant.positions import Pairs, Temperature
 from locant.positions.encodings.pope import PoPE
 from locant.positions.encodings.repo import RePo
@@ -171,6 +172,7 @@ def apart(
 
 
 @torch.no_grad()
+@pytest.mark.skipif(not native.has("locant_norm_rotate"), reason="torch's loops need memory of their own")
 def test_keys_are_written_into_the_cache_and_nowhere_else() -> None:
     """The only new memory of the size of heads is the memory of the rotated queries."""
     rotary, cache = Rotary(HEAD_DIM), KVCache(512)
