@@ -33,11 +33,12 @@ from locant import (
 from locant.attention import PagedKVCache, StaticKVCache
 from locant.positions.encodings.cable import Cable
 from locant.positions.encodings.repo import RePo
+from tests.attention.driven import BLOCK, MAX_LEN, InBlocks, InSlots
 from tests.positions.claims import shaken
 from tests.refusal import refuses
 from tests.tolerances import DECODED
 
-HEADS, KV_HEADS, HEAD_DIM, D_MODEL, MAX_LEN, BLOCK = 4, 2, 8, 12, 40, 3
+HEADS, KV_HEADS, HEAD_DIM, D_MODEL = 4, 2, 8, 12
 NOTHING = -1
 """In the place of a token's number: padding."""
 ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
@@ -58,65 +59,6 @@ for drawn in (Q, K, V):
 
 def of_tokens(drawn: Tensor, numbers: Tensor) -> Tensor:
     return drawn[numbers].transpose(1, 2)
-
-
-class InSlots:
-    """`KVCache` or `StaticKVCache`, in which what rows take back leaves padding between tokens."""
-
-    def __init__(self, cache: KVCache | StaticKVCache) -> None:
-        self.cache = cache
-
-    @property
-    def positions(self) -> Positions:
-        return self.cache.positions
-
-    def following(self, n: int) -> Positions:
-        return self.cache.next_positions(n)
-
-    def append(self, k: Tensor, v: Tensor, where: Positions) -> Any:
-        self.before = len(self.cache)
-        return self.cache.append(k, v, where)
-
-    def keep(self, accepted: list[int]) -> None:
-        self.cache.truncate(self.before + torch.tensor(accepted))
-
-    def reorder(self, rows: list[int]) -> None:
-        self.cache.reorder(torch.tensor(rows))
-
-
-class InBlocks:
-    """`PagedKVCache` and the smallest server: it gives blocks to rows that grow, and takes back those of no row."""
-
-    def __init__(self, cache: PagedKVCache, batch: int) -> None:
-        self.cache = cache
-        self.table, self.cached = torch.full((batch, MAX_LEN // BLOCK), -1), torch.zeros(batch, dtype=torch.int64)
-
-    def free(self, n: int) -> Tensor:
-        """Blocks of no row, those that others left last coming first."""
-        unused = [block for block in range(self.cache.num_blocks) if block not in self.table]
-        return torch.tensor(unused[::-1][:n])
-
-    @property
-    def positions(self) -> Positions:
-        return self.cache.positions_of(self.table, self.cached)
-
-    def following(self, n: int) -> Positions:
-        return Positions.after(self.cached, n, max_index=self.cache.max_index)
-
-    def append(self, k: Tensor, v: Tensor, where: Positions) -> Any:
-        self.before, self.cached = self.cached, self.cached + (where.expand(len(k)).document >= 0).sum(1)
-        for row, needed in enumerate((-(-self.cached // BLOCK)).tolist()):
-            for place in range(needed):
-                if self.table[row, place] < 0:
-                    self.table[row, place] = self.free(1)[0]
-        return self.cache.append(k, v, where, self.table, self.before)
-
-    def keep(self, accepted: list[int]) -> None:
-        self.table, self.cached = self.cache.truncate(self.before + torch.tensor(accepted), self.table, self.cached)
-
-    def reorder(self, rows: list[int]) -> None:
-        free = self.free(len(rows))
-        self.table, self.cached = self.cache.reorder(torch.tensor(rows), self.table, self.cached, free)
 
 
 Driven = InSlots | InBlocks

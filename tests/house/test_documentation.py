@@ -93,7 +93,8 @@ def test_the_first_example_has_twelve_lines_at_most_and_a_recipe_under_thirty() 
 
 
 def test_every_method_that_authors_may_override_is_on_their_page() -> None:
-    called = {"methods", "doors", "sizes", "forward"}  # by us, for every encoding
+    # by us, for every encoding
+    called = {"methods", "doors", "sizes", "forward", "norm_and_rotate", "rotation_into_memory"}
     names = {name for name in vars(PositionEncoding) if not name.startswith("_")} - called
     assert {"rotate", "read", "pair_classes", "needs_all_keys"} <= names
     assert {name for name in names if not re.search(rf"`{name}\b", EXTENDING)} == set()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from locant import KVCache, Positions, RangeError, ShapeError
+from locant import KVCache, Positions, RangeError, ShapeError, Tokenizer
 from locant.lab import Decoder, generate, load, save, train
 from locant.positions import ModelShape
 from locant.positions.registry import encodings, find
@@ -48,6 +48,32 @@ def test_outputs_are_unrotated_if_keys_are_values():
     with torch.no_grad():
         steps = [model(ids[:, i : i + 1], caches=caches) for i in range(LENGTH)]
     assert_close(torch.cat(steps, dim=1), expected)
+
+
+@pytest.mark.parametrize("name", ["rotary", "alibi"])
+def test_heads_of_queries_and_keys_are_normed(name, tmp_path):
+    """Scaled queries and keys change nothing, as no other norm comes after the projection. A folder keeps the norm."""
+    sizes = {"d_model": SHAPE.d_model, "num_layers": 2, "num_heads": SHAPE.num_heads}
+    ids = torch.randint(VOCAB, (2, LENGTH))
+    for qk_norm in (True, False):
+        model = Decoder(VOCAB, find(name).for_model(SHAPE), **sizes, qk_norm=qk_norm).eval()
+        before = model(ids)
+        with torch.no_grad():
+            model.blocks[0].qkv.weight[: 2 * SHAPE.d_model] *= 64
+        if qk_norm:
+            assert_close(model(ids), before)
+        else:
+            assert not torch.allclose(model(ids), before, atol=DIFFERENT)
+
+    model = Decoder(VOCAB, find(name).for_model(SHAPE), **sizes, qk_norm=True).eval()
+    for weight in (model.blocks[1].q_norm.weight, model.blocks[1].k_norm.weight):
+        torch.nn.init.uniform_(weight)
+    expected, caches = model(ids), [KVCache() for _ in model.blocks]
+    with torch.no_grad():
+        steps = [model(ids[:, i : i + 1], caches=caches) for i in range(LENGTH)]
+    assert_close(torch.cat(steps, dim=1), expected)
+    save(model, Tokenizer.words([" ".join(map(str, range(VOCAB)))]), tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model")[0](ids), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -142,6 +142,19 @@ def read_again(compared: dict[str, Any], results: dict[str, Any]) -> dict[str, A
     return compare_files(**compared["asked"])
 
 
+def test_results_from_before_a_setting_are_continued_if_it_has_its_usual_value(
+    compared: dict[str, Any],
+) -> None:
+    earlier = json.loads(json.dumps(compared["results"]))
+    del earlier["settings"]["qk_norm"]
+    earlier["records"] = [{**record, "seconds": -1.0} for record in earlier["records"]]
+    assert [record["seconds"] for record in read_again(compared, earlier)["records"]] == [-1.0, -1.0]
+    (compared["asked"]["folder"] / "results.json").write_text(json.dumps(earlier))
+    options = {**compared["asked"]["options"], "qk_norm": True}
+    again = compare_files(**{**compared["asked"], "options": options})
+    assert all(record["seconds"] >= 0 for record in again["records"])
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_damage_of_a_record_is_one_error(compared: dict[str, Any], damage: str) -> None:
     results = json.loads(json.dumps(compared["results"]))

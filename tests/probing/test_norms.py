@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import locant
-from locant import InputError, RangeError, Rotary
+from locant import HeadNorm, InputError, KVCache, Positions, RangeError, Rotary
 from locant.kernels.rotary import rotate_pairs
 from locant.probing.report import RotationReport
 from tests.refusal import refuses
@@ -44,6 +44,31 @@ def probed(target: object, **options: object) -> RotationReport:
     report = locant.probe(target, **{"norm": (OF_Q, OF_K), **options})  # type: ignore[arg-type]
     assert isinstance(report, RotationReport)
     return report
+
+
+def test_a_head_norm_describes_the_norm() -> None:
+    """Of a function of others, and of our own norm and rotation through a cache."""
+    norm, rotary = HeadNorm(OF_Q, OF_K, eps=1e-5, plus_one=True), Rotary(WIDTH)
+
+    def others(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return turned(normed(q, 1 + OF_Q, 1e-5), positions), turned(normed(k, 1 + OF_K, 1e-5), positions)
+
+    def ours(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return KVCache().rotate_and_append(rotary, q, k, k, Positions.of(positions), norm=norm)[:2]
+
+    for function in (others, ours):
+        report = probed(function, norm=norm, expected=rotary)
+        assert report.warnings == ()
+        assert "RMSNorm with eps 1e-05" in str(report)
+
+
+def test_a_head_norm_has_its_own_eps_and_weights() -> None:
+    norm = HeadNorm(OF_Q, OF_K)
+    for options in ({"eps": 1e-5}, {"plus_one": True}):
+        with refuses(RangeError, "beside a HeadNorm"):
+            probed(right, norm=norm, **options)
+    with refuses(RangeError, "expected weights"):
+        probed(right, norm=HeadNorm(None, OF_K))
 
 
 def test_a_right_norm_leaves_no_trace_of_itself() -> None:

@@ -23,7 +23,11 @@ from locant.attention.memory import (
     Keys,
     Length,
     NewKeys,
+    NewQueries,
+    NewSlots,
     NewValues,
+    RotatedKeys,
+    RotatedQueries,
     Values,
     as_bytes,
     check_lengths,
@@ -33,6 +37,7 @@ from locant.attention.memory import (
     zero_slots,
 )
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
@@ -85,14 +90,54 @@ class KVCache(Cache):
 
     def append(self, k: NewKeys, v: NewValues, positions: Positions) -> tuple[Keys, Values, Positions]:
         """Store new keys and values. Return all keys and values so far, as views of the cache, and their positions."""
+        return self._commit(self._reserve(k, v, positions).filled_with(k, v), positions)
+
+    def rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: NewQueries,
+        k: NewKeys,
+        v: NewValues,
+        positions: Positions,
+        *,
+        norm: HeadNorm | None = None,
+        inplace: bool = False,
+    ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
+        """Rotate queries and keys and store the new tokens. Return the rotated queries, and what `append` returns.
+
+        All numbers have the bits of ``q, k = rotary.rotate(q, k, positions, norm=norm)`` and ``append(k, v,
+        positions)``. In code without gradients, `Rotary` writes the keys directly into the memory of the cache. If an
+        argument is wrong, the cache does not change.
+
+        Args:
+            rotary: any encoding. Without a rotation (ALiBi), keys are stored after the norm.
+            q, k, v: queries, keys and values of the new tokens, before the norm and the rotation.
+            positions: the positions of the new tokens.
+            norm: the norm of each head of queries and keys, if there is one (Qwen3, Gemma 3, Olmo 2).
+            inplace: whether the rotated queries may overwrite `q`. For long prompts, new memory costs more than the
+                rotation.
+
+        >>> from locant import Rotary
+        >>> q, k, v = torch.randn(1, 8, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
+        >>> q, k, v, k_positions = KVCache().rotate_and_append(Rotary(16), q, k, v, Positions.arange(5))
+        >>> q.shape, k.shape, k_positions
+        (torch.Size([1, 8, 5, 16]), torch.Size([1, 2, 5, 16]), Positions(1x5, 0..4))
+        """
+        return self._rotate_and_append(rotary, q, k, v, positions, norm, inplace)
+
+    def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots:
         self._require_tokens(k, v, positions)
-        all_positions, length = self._append_positions(positions), self._length + k.shape[2]
-        self._keys, self._values = self._grow(self._keys, k, length), self._grow(self._values, v, length)
-        new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
-        self._keys[:, :, self._length : length] = new_keys
-        self._values[:, :, self._length : length] = new_values
-        self._positions, self._length = all_positions, length
-        return self._keys[:, :, :length], self._values[:, :, :length], all_positions
+        start, length = self._length, self._length + k.shape[2]
+        all_positions = self._append_positions(positions)
+        keys, values = self._grow(self._keys, k, length), self._grow(self._values, v, length)
+        return NewSlots(keys[:, :, start:length], values[:, :, start:length], (keys, values), all_positions)
+
+    def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        slots.zero_padding(positions)
+        (keys, values), all_positions = slots.stores, slots.all_positions
+        self._keys, self._values, self._positions = keys, values, all_positions
+        self._length += positions.seq_len
+        return keys[:, :, : self._length], values[:, :, : self._length], all_positions
 
     def next_positions(self, n: int = 1) -> Positions:
         """Return the `n` positions after the last real token of every row, in that token's document."""
@@ -255,21 +300,58 @@ class StaticKVCache(FixedCache):
         More tokens than `max_len` raise an error on a CPU. Elsewhere, and in compiled code, the host does not know the
         number of tokens. There torch's kernel stops at the first slot out of bounds.
         """
+        slots = self._reserve(k, v, positions)
+        if slots is not None:
+            return self._commit(slots.filled_with(k, v), positions)
+        next_slots = self._next_slots(k.shape[2])
+        for store, new in zip(self._keys_and_values, zero_padding(positions, k.detach(), v.detach()), strict=True):
+            as_bytes(store).index_copy_(2, next_slots, as_bytes(new))
+        self._store_positions(positions)
+        return self._keys, self._values, self.positions
+
+    def rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: NewQueries,
+        k: NewKeys,
+        v: NewValues,
+        positions: Positions,
+        *,
+        norm: HeadNorm | None = None,
+        inplace: bool = False,
+    ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
+        """Rotate queries and keys and store the new tokens, as `KVCache.rotate_and_append` does."""
+        return self._rotate_and_append(rotary, q, k, v, positions, norm, inplace)
+
+    def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots | None:
+        """Return the memory of the next slots, or ``None`` if the host does not know where it is."""
         self._require_tokens(k, v, positions)
-        if k.shape[2] > self.max_len or (host_can_read(self._length) and len(self) + k.shape[2] > self.max_len):
-            tokens = f"{len(self)} and {k.shape[2]} more" if host_can_read(self._length) else str(k.shape[2])
+        on_host = host_can_read(self._length)
+        start, n = len(self) if on_host else 0, k.shape[2]
+        if start + n > self.max_len:
+            tokens = f"{start} and {n} more" if on_host else str(n)
             got = f"got {tokens} tokens for a cache of max_len={self.max_len}"
             raise RangeError(got, "use a larger max_len, or call clear()")
-        slots = self._length + torch.arange(k.shape[2], device=k.device)
-        for store, new in zip((self._keys, self._values), zero_padding(positions, k.detach(), v.detach()), strict=True):
-            as_bytes(store).index_copy_(2, slots, as_bytes(new))
-        rows = positions.expand(k.shape[0])
-        self._index.index_copy_(1, slots, rows.index)
-        self._document.index_copy_(1, slots, rows.document)
+        if not on_host:
+            return None
+        keys, values = (store[:, :, start : start + n] for store in self._keys_and_values)
+        return NewSlots(keys, values, (self._keys, self._values), self.positions)
+
+    def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        slots.zero_padding(positions)
+        self._store_positions(positions)
+        return *slots.stores, slots.all_positions
+
+    def _store_positions(self, positions: Positions) -> None:
+        rows, next_slots = positions.expand(len(self._keys)), self._next_slots(positions.seq_len)
+        self._index.index_copy_(1, next_slots, rows.index)
+        self._document.index_copy_(1, next_slots, rows.document)
         if self._read is not None and rows.read.of_key is not None:
-            self._read.index_copy_(1, slots, rows.read.of_key.detach())
-        self._length.add_(k.shape[2])
-        return self._keys, self._values, self.positions
+            self._read.index_copy_(1, next_slots, rows.read.of_key.detach())
+        self._length.add_(positions.seq_len)
+
+    def _next_slots(self, n: int) -> Int[Tensor, " n"]:
+        return self._length + torch.arange(n, device=self._length.device)
 
     def next_positions(self, n: int = 1) -> Positions:
         """Return the `n` positions after the last real token of every row, in that token's document."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.masked import MaskedTensor
 
@@ -193,11 +193,16 @@ def zero_padding(
     >>> zero_padding(where, torch.full((1, 1, 3, 1), torch.nan))[0].flatten()
     tensor([0., nan, nan])
     """
+    padding = padding_or_none(positions)
+    return tensors if padding is None else tuple(_fill(x, padding[:, None, :, None]) for x in tensors)
+
+
+def padding_or_none(positions: Positions) -> Bool[Tensor, "batch seq"] | None:
+    """Return which tokens are padding, or ``None`` if there cannot be any padding."""
     document = positions.document_or_none
     if document is None or bounds(document)[0] not in (None, PADDING):
-        return tensors
-    padding = (document == PADDING)[:, None, :, None]
-    return tuple(_fill(x, padding) for x in tensors)
+        return None
+    return document == PADDING
 
 
 def _fill(x: Tensor, padding: Tensor) -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, shape_error, whole
+from locant.arguments import MAX_INT32, shape_error, short_repr, whole
+from locant.attention.inputs import padding_or_none
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
@@ -19,10 +22,37 @@ from locant.tensors import as_dtype, bounds, host_can_read, require_tensor
 
 Length = int | Int[Tensor, " batch"]
 """One length for all rows, or one for each row."""
+NewQueries = Float[Tensor, "batch heads new head_dim"]
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
 NewValues = Float[Tensor, "batch kv_heads new value_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Values = Float[Tensor, "batch kv_heads key value_dim"]
+RotatedQueries = Float[Tensor, "batch rotated_heads new rotated_dim"]
+RotatedKeys = Float[Tensor, "batch kv_heads key rotated_dim"]
+"""Rotated queries may have more heads (RoPE++), and both may be wider (PoPE)."""
+
+
+class NewSlots(NamedTuple):
+    """Memory for new tokens, which a cache counts as its own only after `Cache._commit`."""
+
+    keys: NewKeys
+    values: NewValues
+    stores: tuple[Tensor, Tensor]
+    """The memory of all keys and of all values, which contains the new slots."""
+    all_positions: Positions
+    """The positions of all tokens, the new ones included."""
+
+    def filled_with(self, k: Tensor, v: Tensor) -> NewSlots:
+        """Copy keys and values into the slots."""
+        self.keys.copy_(k.detach())
+        self.values.copy_(v.detach())
+        return self
+
+    def zero_padding(self, positions: Positions) -> None:
+        """Write zeros to the slots that are padding."""
+        if (padding := padding_or_none(positions)) is not None:
+            zero_slots(self.keys, padding)
+            zero_slots(self.values, padding)
 
 
 class Cache:
@@ -52,6 +82,8 @@ class Cache:
         if k.dtype != v.dtype or not k.is_floating_point():
             got = f"got keys of {dtype_name(k.dtype)} and values of {dtype_name(v.dtype)}"
             raise ShapeError(f"{got}, expected one floating dtype", "v.to(k)")
+        if k.device != v.device:
+            raise ShapeError(f"got keys on {k.device} and values on {v.device}, expected one device", "v.to(k)")
         if k.shape[:3] != v.shape[:3]:
             got = f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens"
             raise ShapeError(got, "cache.append(k, v, positions) with k and v of the same layer and step")
@@ -63,11 +95,47 @@ class Cache:
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
         for name, store, new in zip(("keys", "values"), self._keys_and_values, (k, v), strict=False):
             like = self._with_new_dimensions(store, new)
-            same_shape = like.shape[:2] == new.shape[:2] and like.shape[3] == new.shape[3]
+            (rows, heads, _, width), (new_rows, new_heads, _, new_width) = like.shape, new.shape
+            same_shape = (rows, heads, width) == (new_rows, new_heads, new_width)
             if not same_shape or like.dtype != new.dtype or like.device != new.device:
                 expected = f"the cache holds {tuple(like.shape)} {dtype_name(like.dtype)} on {like.device}"
                 got = f"got {name} {tuple(new.shape)} {dtype_name(new.dtype)} on {new.device}"
                 raise ShapeError(f"{got}, {expected}", self.REMEDY)
+
+    def _rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        norm: HeadNorm | None,
+        inplace: bool,
+        *rows: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Positions]:
+        """Rotate and append in one pass, if the encoding and the cache can, and otherwise one after the other.
+
+        Everything is checked before the first write. `rows` are further arguments of `append`.
+        """
+        _require_rotation(rotary)
+        require_positions(positions)
+        rotate_into = rotary.rotation_into_memory(q, k, positions, norm, inplace=inplace)
+        slots = None if rotate_into is None else self._reserve(k, v, positions)
+        if rotate_into is None or slots is None:
+            q, k = rotary.norm_and_rotate(q, k, positions, norm)
+            return q, *self.append(k, v, positions, *rows)
+        q = rotate_into(slots.keys, v.detach(), slots.values)
+        return q, *self._commit(slots, positions)
+
+    append: Callable[..., tuple[Tensor, Tensor, Positions]]
+
+    def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots | None:
+        """Check new tokens and return memory for them, or ``None`` if the host does not know a slice for them."""
+        return None
+
+    def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
+        """Add filled slots to the cache, and return what `append` returns."""
+        raise NotImplementedError
 
 
 class FixedCache(Cache):
@@ -119,6 +187,13 @@ class FixedCache(Cache):
         if positions.max_index is not None and positions.max_index > self.max_index:
             got = f"got positions up to {positions.max_index} for a cache of max_index={self.max_index}"
             raise RangeError(got, f"max_index={positions.max_index}")
+
+
+def _require_rotation(rotary: Any) -> None:
+    """Raise unless this is an encoding. `attend` also takes ``None``, which here would hide a missing rotation."""
+    if not isinstance(rotary, PositionEncoding):
+        got = f"got {short_repr(rotary)} for rotary, expected a PositionEncoding"
+        raise RangeError(got, "pass an encoding, such as Rotary(head_dim), or PositionEncoding() for no rotation")
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

@@ -23,7 +23,10 @@ from locant.attention.memory import (
     Keys,
     Length,
     NewKeys,
+    NewQueries,
     NewValues,
+    RotatedKeys,
+    RotatedQueries,
     Values,
     as_bytes,
     check_lengths,
@@ -31,6 +34,7 @@ from locant.attention.memory import (
     require_rows,
 )
 from locant.errors import RangeError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
@@ -128,6 +132,25 @@ class PagedKVCache(FixedCache):
         for store, new in zip(self._stores, (*pair, rows.index, rows.document, *features), strict=True):
             store.flatten(0, 1).index_copy_(0, slots, new.flatten(0, 1))
         return self._gather(table, lengths)
+
+    def rotate_and_append(
+        self,
+        rotary: PositionEncoding,
+        q: NewQueries,
+        k: NewKeys,
+        v: NewValues,
+        positions: Positions,
+        table: Int[Tensor, "batch blocks"],
+        cached: Int[Tensor, " batch"],
+        *,
+        norm: HeadNorm | None = None,
+        inplace: bool = False,
+    ) -> tuple[RotatedQueries, RotatedKeys, Values, Positions]:
+        """Rotate queries and keys and store the new tokens, with the results of `KVCache.rotate_and_append`.
+
+        The slots of new tokens are not next to each other in the pool, so the rotated keys are copied into them.
+        """
+        return self._rotate_and_append(rotary, q, k, v, positions, norm, inplace, table, cached)
 
     def positions_of(self, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]) -> Positions:
         """Return the positions of the tokens that these rows already have, in the form that `append` returns.

@@ -36,6 +36,9 @@ report_folder = output("The folder of the report.", default="report")
 beside_others = click.option(
     "--force", is_flag=True, help="Write into a folder that holds other files, without changing them."
 )
+qk_norm = click.option(
+    "--qk-norm", is_flag=True, default=None, help="Norm each head of queries and keys before the rotation, as Qwen3."
+)
 STEPS = f"Default: {settings.MAX_STEPS}, but at most {settings.MAX_EPOCHS} epochs."
 
 
@@ -104,6 +107,7 @@ def _default(name: str) -> str:
 @count("--d-model", help=f"Width of the model. {_default('d_model')}")
 @count("--num-layers", help=f"Layers. Default: {settings.TEXT_LAYERS}, or {settings.TASK_LAYERS} for a task.")
 @count("--num-heads", help=f"Heads. {_default('num_heads')}")
+@qk_norm
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... CUDA trains in bfloat16. Default: cpu.")
 @click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or in local Ray processes.")
 @tokenizer_options
@@ -145,6 +149,7 @@ def _with_report(results: dict[str, Any], page: Path, print_results: Callable[[A
 @count("--steps", "num_steps", help=f"Training steps. {STEPS}")
 @positive("--minutes", help="Instead of --steps: train for this many minutes.")
 @click.option("--size", type=OneOf(SIZES), default="tiny", show_default=True, help="Model size.")
+@qk_norm
 @click.option("--seed", type=SEED, help="Random seed of the weights and of the order of the text. Default: 0.")
 @tokenizer_options
 @output("The folder to write.", default="model", show_default=True)

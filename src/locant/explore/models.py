@@ -91,7 +91,7 @@ def layers_of(model: Decoder, ids: Sequence[int] | np.ndarray) -> list[Layer]:
         hidden = block.attention_norm(x)
         tokens = encoding.read(hidden, positions)
         q, k, v = block.qkv(hidden).unflatten(-1, (3, block.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        rotated_q, rotated_k = encoding.rotate(q, k, tokens)
+        rotated_q, rotated_k = encoding.norm_and_rotate(q, k, tokens, block.head_norm)
         _, weights = attend(rotated_q, rotated_k, v, encoding=encoding, positions=tokens, return_weights=True)
         added = encoding.bias(rotated_q, rotated_k, tokens)
         layers.append(Layer(weights[0], k[0], rotated_k[0], None if added is None else added[0]))

@@ -14,7 +14,11 @@ from locant.attention import KVCache, attend
 from locant.deprecation import Renamed
 from locant.embedding import InputEmbedding
 from locant.errors import RangeError, Remedy
+from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
+
+NORM_EPS = 1e-6
+"""The number that the norm of queries and keys adds to the mean of the squares."""
 
 
 class Decoder(nn.Module):
@@ -25,6 +29,7 @@ class Decoder(nn.Module):
     Args:
         keys_are_values: whether each layer has one projection for keys and values. Then its rotated keys are also its
             values, and the output of attention goes through ``encoding.unrotate`` (DeepSeek-V4).
+        qk_norm: whether each head of the queries and keys is normed before the rotation (Qwen3).
 
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
     >>> model(torch.zeros(3, 7, dtype=torch.long)).shape
@@ -43,6 +48,7 @@ class Decoder(nn.Module):
         num_layers: int,
         num_heads: int,
         keys_are_values: bool = False,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         if d_model % num_heads:
@@ -56,7 +62,7 @@ class Decoder(nn.Module):
         self.embedding.encoding = encoding
         attended = _attention_width(encoding, num_heads, d_model // num_heads, keys_are_values)
         self.blocks = nn.ModuleList(
-            Block(d_model, num_heads, num_layers, attended, keys_are_values) for _ in range(num_layers)
+            Block(d_model, num_heads, num_layers, attended, keys_are_values, qk_norm) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model)
 
@@ -113,12 +119,15 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     """Causal attention and an MLP. Each of the two reads the normalised residual stream and adds to it."""
 
-    def __init__(self, d_model: int, num_heads: int, num_layers: int, attended: int, keys_are_values: bool) -> None:
+    def __init__(
+        self, d_model: int, num_heads: int, num_layers: int, attended: int, keys_are_values: bool, qk_norm: bool
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.keys_are_values = keys_are_values
         self.attention_norm = nn.LayerNorm(d_model)
         self.qkv = nn.Linear(d_model, (2 if keys_are_values else 3) * d_model, bias=False)
+        self.q_norm, self.k_norm = (nn.RMSNorm(d_model // num_heads, NORM_EPS) if qk_norm else None for _ in range(2))
         self.out = nn.Linear(attended, d_model, bias=False)
         self.mlp_norm = nn.LayerNorm(d_model)
         self.up = nn.Linear(d_model, 4 * d_model)
@@ -126,13 +135,20 @@ class Block(nn.Module):
         for output in (self.out, self.down):  # so that the variance does not grow with depth (GPT-2)
             nn.init.normal_(output.weight, std=0.02 / (2 * num_layers) ** 0.5)
 
+    @property
+    def head_norm(self) -> HeadNorm | None:
+        """The norm of queries and keys, or ``None`` without one."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorm(self.q_norm.weight, self.k_norm.weight, NORM_EPS)
+
     def forward(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
         width = x.shape[-1] // self.num_heads
         hidden = self.attention_norm(x)
         positions = encoding.read(hidden, positions, None if cache is None else cache.positions)
         heads = self.qkv(hidden).unflatten(-1, (-1, self.num_heads, width))
         q, k, *own_values = heads.permute(2, 0, 3, 1, 4)
-        q, k = encoding.rotate(q, k, positions)
+        q, k = encoding.norm_and_rotate(q, k, positions, self.head_norm)
         v = k if self.keys_are_values else own_values[0]
         k_positions = None
         if cache is not None:

@@ -39,7 +39,15 @@ from locant.lab.settings import VOCAB_SIZE, Settings, require_one_duration
 from locant.lab.text_learning import shape
 from locant.lab.training import train
 from locant.models.config_values import flag, integer_at, required
-from locant.models.lab_decoder import MODEL_TYPE, REMEDY, SIZES, TRAIN_LENGTH, encoding_from_lab_config, is_lab_decoder
+from locant.models.lab_decoder import (
+    FLAGS,
+    MODEL_TYPE,
+    REMEDY,
+    SIZES,
+    TRAIN_LENGTH,
+    encoding_from_lab_config,
+    is_lab_decoder,
+)
 from locant.positions import PositionEncoding
 from locant.positions.description import to_config
 from locant.swapping import swap
@@ -70,11 +78,10 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: str | Path, *, force: boo
     path, token, block = Path(folder), model.embedding.token, model.blocks[0]
     encoding = describe_encoding(model.encoding)
     require_output(path, force=force)
-    sizes = dict(
-        zip(SIZES, (*token.weight.shape, len(model.blocks), model.num_heads, block.keys_are_values), strict=True)
-    )
+    sizes = dict(zip(SIZES, (*token.weight.shape, len(model.blocks), model.num_heads), strict=True))
+    flags = dict(zip(FLAGS, (block.keys_are_values, block.head_norm is not None), strict=True))
     config = {
-        "model_type": MODEL_TYPE, "encoding": encoding, **sizes, TRAIN_LENGTH: model.train_length,
+        "model_type": MODEL_TYPE, "encoding": encoding, **sizes, **flags, TRAIN_LENGTH: model.train_length,
         "tie_word_embeddings": True,
     }  # fmt: skip
     with new_folder(path, force=force) as new:
@@ -134,13 +141,13 @@ def load(folder: str | Path) -> tuple[Decoder, Tokenizer]:
     if isinstance(config.get("sizes"), dict):  # the form of an earlier release
         config = {**config["sizes"], **config}
     require_likely(config)
-    sizes = {name: required(config, name) for name in SIZES[:-1]}
-    [shared] = (flag(name, config.get(name, False)) for name in SIZES[-1:])
+    sizes = {name: required(config, name) for name in SIZES}
+    flags = {name: flag(name, config.get(name, False)) for name in FLAGS}
     headers = read_headers(path)
     try:
         with preserve_random_state(torch.device("cpu")):
             encoding = encoding_from_lab_config(config)
-            model = Decoder(encoding=encoding, keys_are_values=shared, **sizes)
+            model = Decoder(encoding=encoding, **sizes, **flags)
     except (ShapeError, RangeError, RuntimeError) as error:  # torch raises RuntimeError if memory is too small
         cause = error.cause if isinstance(error, LocantError) else str(error).splitlines()[0]
         raise InputError(

@@ -26,7 +26,7 @@ from locant.arguments import short_repr
 from locant.errors import InputError, Remedy
 from locant.files import FaultError, json_text, lock, strict_json, write_whole
 from locant.lab.candidate import Candidate
-from locant.lab.settings import TEXT, Settings, size_of
+from locant.lab.settings import ADDED, TEXT, Settings, size_of
 
 RESULTS, LOCK = "results.json", ".lock"
 SCHEMA = 2
@@ -378,7 +378,8 @@ def read_same_run(path: Path, settings: Mapping[str, Any], free: Collection[str]
     """
     report, now = read_earlier(path), environment()
     try:
-        before, versions = report["settings"], report["environment"]
+        added = {name: value for name, value in ADDED.items() if name in settings}
+        before, versions = {**added, **report["settings"]}, report["environment"]
         text = {name: before["text"].get(name) for name in settings["text"]}
         others = {*changed_settings({**before, "text": text}, settings)} - {*free}
         is_same = not others and all(versions[name] == now[name] for name in ("locant", "torch", "machine"))

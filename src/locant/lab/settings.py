@@ -51,6 +51,9 @@ SUITES: dict[str, dict[str, Any]] = {
 The first task after the text is the hardest. The learning rates are chosen on it.
 """
 
+ADDED: dict[str, Any] = {"qk_norm": False}
+"""Settings that earlier results do not have, with the values that those runs had."""
+
 CHECKS: dict[str, Callable[..., Any]] = {
     "int": partial(whole, low=1),
     "float": partial(real, above=0),
@@ -84,6 +87,7 @@ class Settings:
             text and on the first of the other tasks. These training runs use a seed that no measured run has.
         d_model: the width of the decoder. The width of each head must be even.
         num_layers: the number of layers. Default: `TEXT_LAYERS` and `TASK_LAYERS`.
+        qk_norm: whether the decoder norms each head of queries and keys before the rotation, as Qwen3 does.
         device: such as ``cuda``, on which models compute in bfloat16. On devices other than a CPU, models train one
             after the other.
         suite: a name in `SUITES`. It fixes all settings except the encodings, the device and the size of the model,
@@ -107,6 +111,7 @@ class Settings:
     d_model: int = 64
     num_layers: int | None = None
     num_heads: int = 4
+    qk_norm: bool = False
     suite: str = ""
     device: str = "cpu"
 

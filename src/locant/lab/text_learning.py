@@ -53,6 +53,7 @@ def build(
         return Decoder(
             vocab_size, encoding,
             d_model=settings.d_model, num_layers=settings.layers_for(task), num_heads=settings.num_heads,
+            qk_norm=settings.qk_norm,
         )  # fmt: skip
 
     with BUILDING, torch.random.fork_rng(devices=[]):

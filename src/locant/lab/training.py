@@ -88,7 +88,7 @@ def train(
         encoding: the name of an encoding. A learned encoding has a position for each token of a training window.
         tokenizer: the tokenizer. Default: byte-pair encoding with `vocab_size` entries, trained on the text.
         settings: arguments of `Settings` for one training run: ``num_steps``, ``train_length``, ``batch_size``,
-            ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
+            ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``qk_norm``, ``minutes``.
 
     >>> import torch
     >>> model, tokenizer = train("to be, or not to be. " * 40, "alibi", vocab_size=300, num_steps=2, d_model=32)

@@ -17,8 +17,9 @@ from locant.positions.description import from_config
 from locant.positions.registry import find
 
 MODEL_TYPE = "locant_decoder"
-SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "keys_are_values")
-"""The arguments of `locant.lab.Decoder`, as a configuration has them."""
+SIZES = ("vocab_size", "d_model", "num_layers", "num_heads")
+FLAGS = ("keys_are_values", "qk_norm")
+"""The arguments of `locant.lab.Decoder`, as a configuration has them. A flag that is missing is false."""
 TRAIN_LENGTH = "train_length"
 REMEDY = "copy the folder again, or train it again with locant train"
 

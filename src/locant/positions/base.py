@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from locant.arguments import shape_error, short_repr, whole
 from locant.deprecation import Renamed, adopt_old_names
 from locant.errors import LocantError, ShapeError
+from locant.kernels.norm_rotary import HeadNorm, require_norm
 from locant.positions.construction import constructor_options, require_arguments, require_sizes, required_options
 from locant.positions.distances import ScoreMod
 from locant.positions.positions import OptionalPositions, Positions, positions_or_default, require_positions
@@ -43,6 +44,8 @@ Embeddings = Float[Tensor, "batch seq d_model"]
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Output = Float[Tensor, "batch heads query head_dim"]
+RotationIntoMemory = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A function of memory for rotated keys, of values, and of memory for values. It returns the rotated queries."""
 Bias = Float[Tensor, "#batch heads query key"]
 
 
@@ -288,6 +291,24 @@ class PositionEncoding(nn.Module):
         With `inplace` the result is written into the memory of `q` and `k`.
         """
         return q, k
+
+    def norm_and_rotate(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None
+    ) -> tuple[Float[Tensor, "batch rotated_heads query rotated_dim"], Float[Tensor, "batch kv_heads key rotated_dim"]]:
+        """Norm the heads of queries and keys, if there is a norm, and `rotate` them."""
+        require_norm(norm)
+        return self.rotate(*((q, k) if norm is None else norm.apply(q, k)), positions)
+
+    def rotation_into_memory(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None, *, inplace: bool = False
+    ) -> RotationIntoMemory | None:
+        """Return the rotation as a function that writes the keys into the memory of a cache, for `rotate_and_append`.
+
+        Return ``None`` if only `rotate` can rotate these tensors. Otherwise raise the errors that `rotate` raises, so
+        that the returned function raises none. It does what `rotate` does, with the same bits. With `inplace` it
+        overwrites `q`.
+        """
+        return None
 
     def bias(
         self,

@@ -98,6 +98,8 @@ def join_fields(parts: Sequence[Positions]) -> dict[str, Any]:
     """Return the fields of these parts, joined along the sequence."""
     if not parts:
         raise ShapeError("got no positions to join, expected at least one", "use Positions.arange(0) for no tokens")
+    if (fields := _join_counting(parts)) is not None:
+        return fields
     if len(axes := {part.axes for part in parts}) > 1:
         got = f"got positions with {sorted(axes)} axes, expected the same number"
         raise ShapeError(got, "use Positions.of(index[..., None].expand(-1, -1, axes)) for text")
@@ -126,6 +128,29 @@ def join_fields(parts: Sequence[Positions]) -> dict[str, Any]:
         "place_or_none": place,
         "grids": grids,
     }
+
+
+def _join_counting(parts: Sequence[Positions]) -> dict[str, Any] | None:
+    """Return the joined fields if the start and the number of tokens determine them all, and otherwise ``None``.
+
+    The index is counted again and not copied, because in decoding one token joins all earlier tokens.
+    """
+    start, device, batch = parts[0].start, parts[0].index.device, 1
+    if start is None:
+        return None
+    stop = start
+    for part in parts:
+        has_tensors = part.document_or_none is not None or part.order_or_none is not None or part.grids
+        has_features = part.read.of_query is not None or part.read.of_key is not None
+        if part.start != stop or part.denominator != 1 or has_tensors or has_features or part.index.device != device:
+            return None
+        rows, seq_len = part.index.shape
+        if not seq_len or (rows != batch and rows != 1 and batch != 1):
+            return None
+        batch, stop = max(batch, rows), stop + seq_len
+    index = torch.arange(start, stop, device=device)[None]
+    index = index if batch == 1 else index.expand(batch, -1)
+    return {"index": index, "min_index": start, "max_index": stop - 1, "start": start}
 
 
 def _join_orders(parts: Sequence[Int[Tensor, "batch _"]]) -> Int[Tensor, "batch seq"]:

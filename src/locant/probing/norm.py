@@ -18,9 +18,13 @@ from torch import Tensor
 
 from locant.arguments import short_repr
 from locant.errors import InputError, RangeError
+from locant.kernels.norm_rotary import HeadNorm
 from locant.probing.subject import Subject
 from locant.probing.token_calls import HEADS, Convention
 from locant.spelling import dtype_name, spell
+
+EPS = 1e-6
+"""The usual number to add to the mean square."""
 
 SIDES = ("queries", "keys")
 SIZES = (1.0, 1.0, 30.0, 1e-2, 1e-3, 1e-4)
@@ -133,6 +137,23 @@ class NormReport:
             return
         for side, wrong in zip(SIDES, self.wrong, strict=True):
             yield from (f"The norm of {side} is wrong: {each}." for each in wrong)
+
+
+def options_of(norm: Any, eps: float, plus_one: bool) -> tuple[Any, float, bool]:
+    """Return the weights, the eps and `plus_one` of the argument `norm`, which may be a `HeadNorm` with all of them.
+
+    Raises:
+        RangeError: there is a `HeadNorm` and another eps or `plus_one`, or a `HeadNorm` without weights.
+    """
+    if not isinstance(norm, HeadNorm):
+        return norm, eps, plus_one
+    if eps != EPS or plus_one:
+        got = f"got eps={eps} and plus_one={plus_one} beside a HeadNorm, which has its own"
+        raise RangeError(got, "HeadNorm(q_weight, k_weight, eps=..., plus_one=...)")
+    if norm.q_weight is None or norm.k_weight is None:
+        got = f"got {norm}, expected weights of queries and of keys"
+        raise RangeError(got, "HeadNorm(torch.ones(head_dim), torch.ones(head_dim)), which is the same norm")
+    return (norm.q_weight, norm.k_weight), norm.eps, norm.plus_one
 
 
 def weights_of(norm: Any, width: int | None, plus_one: bool) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from locant.arguments import Real, one_of, short_repr, whole
 from locant.errors import InputError, LocantError, PythonRemedy, RangeError, Remedy
 from locant.extras import is_installed, require
+from locant.kernels.norm_rotary import HeadNorm
 from locant.models import lab_decoder
 from locant.models.architecture import UNKNOWN
 from locant.models.encodings import rotary_from_config
@@ -36,7 +37,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
 from locant.probing.addition import addition_report, is_addition
 from locant.probing.bias import bias_report
-from locant.probing.norm import NormReport, weights_of, without_norm
+from locant.probing.norm import EPS, NormReport, options_of, weights_of, without_norm
 from locant.probing.precision import (
     FLOAT32,
     UNHARMED,
@@ -74,8 +75,8 @@ def probe(
     config: Any = None,
     layer_type: str | None = None,
     expected: PositionEncoding | None = None,
-    norm: Tensor | tuple[Tensor, Tensor] | None = None,
-    eps: Real = 1e-6,
+    norm: HeadNorm | Tensor | tuple[Tensor, Tensor] | None = None,
+    eps: Real = EPS,
     plus_one: bool = False,
     norm_follows: bool = False,
     qkv: tuple[int, int, int] | None = None,
@@ -105,11 +106,11 @@ def probe(
         layer_type: the type of layers, for modules that need it.
         expected: the encoding that the target should have. The report lists the differences. Default: the encoding that
             this package builds from a configuration.
-        norm: the weights ``[head_dim]`` of queries and of keys, if each head is normed by RMSNorm before it is rotated,
-            as in fused kernels. The report states whether norm, order and rotation are right. For a function of one
-            side, ``f(x, positions)``, pass one tensor.
-        eps: the number that this norm adds to the mean square.
-        plus_one: whether the norm multiplies by 1 + the weights, as Gemma's does.
+        norm: the norm that should come before the rotation, if the target norms each head by RMSNorm as fused kernels
+            do: a `HeadNorm`, or only the weights ``[head_dim]`` of queries and of keys. The report states whether norm,
+            order and rotation are right. For a function of one side, ``f(x, positions)``, pass one tensor.
+        eps: without a `HeadNorm`, the number that the norm adds to the mean square.
+        plus_one: without a `HeadNorm`, whether the norm multiplies by 1 + the weights, as Gemma's does.
         norm_follows: whether the norm comes after the rotation, as HunYuan's does.
         qkv: the numbers of heads of queries, keys and values in the tensor ``[tokens, (hq + hk + hv) * head_dim]``,
             parts of which the function ``f(qkv, positions)`` rotates, in place or not.
@@ -127,6 +128,7 @@ def probe(
     for name, value in (("head_dim", head_dim), ("axes", axes), ("limit", limit)):
         if value is not None:
             whole(name, value, 1, remedy="use an integer from 1, or None")
+    norm, eps, plus_one = options_of(norm, eps, plus_one)
     if not (isinstance(eps, (int, float)) and 0 <= eps < 1):
         raise RangeError(f"got eps={short_repr(eps)}, expected a number from 0 and below 1", "eps=1e-6")
     if qkv is not None and (len(qkv) != 3 or not all(isinstance(each, int) and each > 0 for each in qkv)):

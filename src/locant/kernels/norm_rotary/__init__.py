@@ -21,5 +21,7 @@ is None.
 
 from locant.kernels.norm_rotary.choice import choose_kernel as choose_kernel
 from locant.kernels.norm_rotary.head_norm import HeadNorm as HeadNorm
+from locant.kernels.norm_rotary.head_norm import require_norm as require_norm
+from locant.kernels.norm_rotary.op import can_write_into as can_write_into
 from locant.kernels.norm_rotary.op import norm_and_rotate as norm_and_rotate
 from locant.kernels.norm_rotary.op import norm_and_rotate_into as norm_and_rotate_into

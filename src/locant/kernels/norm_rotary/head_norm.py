@@ -11,7 +11,7 @@ from locant.arguments import flag, real, short_repr
 from locant.errors import RangeError, ShapeError
 from locant.spelling import dtype_name
 
-__all__ = ["HeadNorm"]
+__all__ = ["HeadNorm", "require_norm"]
 
 
 class HeadNorm:
@@ -99,6 +99,12 @@ class HeadNorm:
         names = ("q_weight", "k_weight", "eps", "plus_one", "round_before_weight")
         values = (*(_describe(width) for width in widths), self.eps, self.plus_one, self.round_before_weight)
         return f"HeadNorm({', '.join(f'{name}={value}' for name, value in zip(names, values, strict=True))})"
+
+
+def require_norm(norm: Any) -> None:
+    """Raise unless this is a `HeadNorm` or ``None``."""
+    if norm is not None and not isinstance(norm, HeadNorm):
+        raise RangeError(f"got {short_repr(norm)} for norm", "norm=locant.HeadNorm(q_norm.weight, k_norm.weight)")
 
 
 def _describe(width: int | None) -> str:

@@ -22,7 +22,7 @@ from locant.kernels.norm_rotary import cpu, reference
 from locant.kernels.norm_rotary.choice import choose_kernel
 from locant.kernels.norm_rotary.head_norm import HeadNorm
 from locant.kernels.rotary.inplace import is_transformed, require_writable
-from locant.kernels.rotary.op import is_plain, require_same_tokens
+from locant.kernels.rotary.op import is_plain, require_same_tokens, rotate_into
 from locant.kernels.rotary.reference import Layout, Tables
 
 
@@ -78,6 +78,17 @@ def norm_and_rotate(
     return q.copy_(rotated_q), None if k is None or rotated_k is None else k.copy_(rotated_k)
 
 
+def can_write_into(q: Tensor, k: Tensor) -> bool:
+    """Return whether `norm_and_rotate_into` may replace `norm_and_rotate`: plain tensors, without a graph or gradients.
+
+    If `q` and `k` are of different tokens or dtypes, only the other functions can rotate them, or raise the error.
+    """
+    if not (transforms.is_plain_eager() and type(q) is Tensor and type(k) is Tensor and q.dtype == k.dtype):
+        return False
+    (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
+    return batch == k_batch and rest == k_rest and q.device == k.device
+
+
 def norm_and_rotate_into(
     q: Tensor, k: Tensor | None, v: Tensor | None, out_q: Tensor, out_k: Tensor | None, out_v: Tensor | None,
     positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm | None,
@@ -90,7 +101,11 @@ def norm_and_rotate_into(
     if norm is not None:
         norm.require_fits(q, k)
     with torch.no_grad():
-        if is_plain(q):
+        if is_plain(q) and norm is None and choose_kernel(q, positions, tables, norm).kernel == "reference":
+            rotate_into(q, k, out_q, out_k, positions, tables, layout)  # the rotation alone has more kernels
+            if v is not None and out_v is not None:
+                out_v.copy_(v)
+        elif is_plain(q):
             _run(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
         else:
             reference.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)

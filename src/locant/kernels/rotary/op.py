@@ -37,6 +37,7 @@ from typing import Any, overload
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from locant.errors import LocantError, ShapeError
 from locant.kernels import transforms
@@ -124,6 +125,15 @@ def require_same_tokens(q: Tensor, k: Tensor | None) -> None:
             f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their heads",
             "pass q and k with the same batch and length",
         )
+
+
+def rotate_into(
+    q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
+    positions: Tensor, tables: Tables, layout: Layout,
+) -> None:  # fmt: skip
+    """Write rotated queries and keys into any memory, such as the memory of a cache. No gradient is recorded."""
+    _run(q, k, out_q, out_k, positions, tables, layout, False)
+    increment_version(out_q if out_k is None else (out_q, out_k))  # torch's graph does not see writes of a kernel
 
 
 def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:

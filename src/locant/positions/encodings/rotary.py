@@ -15,11 +15,25 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, Real, flag, one_of, short_repr, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
-from locant.kernels.norm_rotary import HeadNorm, norm_and_rotate
+from locant.kernels.norm_rotary import (
+    HeadNorm,
+    can_write_into,
+    norm_and_rotate,
+    norm_and_rotate_into,
+    require_norm,
+)
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads, resolve_positions
+from locant.positions.base import (
+    EncodingInfo,
+    Keys,
+    PositionEncoding,
+    Queries,
+    RotationIntoMemory,
+    require_heads,
+    resolve_positions,
+)
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, check_base, check_width
 from locant.positions.pair_table import Channels, Pairs, check_sections
@@ -436,8 +450,7 @@ class Rotary(PositionEncoding):
     ) -> tuple[Tensor, Tensor]:
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
-        if norm is not None and not isinstance(norm, HeadNorm):
-            raise RangeError(f"got {short_repr(norm)} for norm", "norm=locant.HeadNorm(q_norm.weight, k_norm.weight)")
+        require_norm(norm)
         if self._reordered is not None:
             channels, ordered = self._reordered
             if inplace and require_writable(q, k) and norm is not None:
@@ -452,6 +465,34 @@ class Rotary(PositionEncoding):
         if norm is not None:
             return norm_and_rotate(q, k, index, tables, self.layout, norm, inplace=inplace)
         return rotate(q, k, index, tables, self.layout, inplace=inplace)
+
+    def norm_and_rotate(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None
+    ) -> tuple[Rotated, RotatedKeys]:
+        return self.rotate(q, k, positions, norm=norm)
+
+    def rotation_into_memory(
+        self, q: Queries, k: Keys, positions: Positions, norm: HeadNorm | None = None, *, inplace: bool = False
+    ) -> RotationIntoMemory | None:
+        if self._reordered is not None or not can_write_into(q, k):
+            return None
+        require_heads("q", q, positions, self.head_dim)
+        require_heads("k", k, positions, self.head_dim)
+        require_norm(norm)
+        if norm is not None:
+            norm.require_fits(q, k)
+        if self.temperature is not None:
+            positions.require_single_axis("Temperature")
+        if inplace and require_writable(q, k):
+            raise ShapeError("got one tensor as q and k, but only q may be overwritten", "k.clone()")
+        index, tables = self._index_and_tables(positions)
+
+        def rotate_and_write(out_k: Tensor, v: Tensor, out_v: Tensor) -> Tensor:
+            out_q = q if inplace else torch.empty_like(q)
+            norm_and_rotate_into(q, k, v, out_q, out_k, out_v, index, tables, self.layout, norm)
+            return out_q if self.temperature is None else self.temperature.scale(out_q, positions, inplace=True)
+
+        return rotate_and_write
 
     def unrotate(self, y: Rotated, positions: OptionalPositions = None) -> Rotated:
         """Undo `rotate_one`: rotate by the negative angles, and divide by the attention factor.
