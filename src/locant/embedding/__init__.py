@@ -1,6 +1,11 @@
 """Embed ids as vectors: token, segment and input embeddings, and the tied head."""
 
 from locant.embedding.input import InputEmbedding as InputEmbedding
+from locant.embedding.look_back import TokenHistory as TokenHistory
+from locant.embedding.ngram import NGramEmbedding as NGramEmbedding
+from locant.embedding.ngram import compressed_ids as compressed_ids
+from locant.embedding.ngram_gate import NGramGate as NGramGate
+from locant.embedding.ngram_hash import NGramHash as NGramHash
 from locant.embedding.quantised import QuantisationError as QuantisationError
 from locant.embedding.quantised import QuantisedEmbedding as QuantisedEmbedding
 from locant.embedding.table import TableSize as TableSize
