@@ -8,8 +8,12 @@ from locant.embedding.ngram_gate import NGramGate as NGramGate
 from locant.embedding.ngram_hash import NGramHash as NGramHash
 from locant.embedding.quantised import QuantisationError as QuantisationError
 from locant.embedding.quantised import QuantisedEmbedding as QuantisedEmbedding
+from locant.embedding.sparse_rows import RowAdagrad as RowAdagrad
+from locant.embedding.sparse_rows import SparseTable as SparseTable
+from locant.embedding.sparse_rows import read_ahead as read_ahead
 from locant.embedding.table import TableSize as TableSize
 from locant.embedding.table import table_sizes as table_sizes
+from locant.embedding.table_file import TableFile as TableFile
 from locant.embedding.token import Nearest as Nearest
 from locant.embedding.token import SegmentEmbedding as SegmentEmbedding
 from locant.embedding.token import TokenEmbedding as TokenEmbedding

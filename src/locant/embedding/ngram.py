@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, Real, one_of, real, shape_error, short_repr, whole
 from locant.embedding.look_back import TokenHistory, look_back, resolve_documents
 from locant.embedding.ngram_hash import NGramHash
+from locant.embedding.sparse_rows import SparseTable
 from locant.embedding.table import Ids, Table, ids_on_device, require_ids
+from locant.embedding.table_file import TableFile
 from locant.errors import InputError, RangeError, ShapeError
 from locant.positions.documents import PADDING
 from locant.positions.positions import OptionalPositions
@@ -152,6 +154,18 @@ class NGramEmbedding(nn.Module):
             embedding.token_map = _check_token_map(token_map, embedding.hashing.vocab_size)
         return embedding.eval()
 
+    def use_file(self, file: TableFile) -> None:
+        """Read the rows from a file that is mapped into memory, with gradients of only the rows that were read.
+
+        Build the module on the meta device if its table does not fit into memory. Train it with
+        ``RowAdagrad([embedding.weight], file=file)``, and leave the weight out of other checkpoints.
+        """
+        if file.weight.shape[0] < self.hashing.num_rows or file.weight.shape[1] != self.width:
+            got = f"got {file} for {self.hashing.num_rows} rows of width {self.width}"
+            raise ShapeError(got, f"TableFile.create(path, num_rows={self.hashing.num_rows}, width={self.width})")
+        self.weight = nn.Parameter(file.weight, requires_grad=self.weight.requires_grad)
+        self.table = SparseTable()
+
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.table.initialize(self.weight, lambda rows: rows.normal_(std=self.init_std), None)
@@ -280,7 +294,8 @@ def _compressed_text(backend: Any, normalizer: Any, number: int) -> str:
 
 
 def _check_token_map(token_map: Tensor | np.ndarray, vocab_size: int) -> Int[Tensor, " ids"]:
-    numbers = torch.as_tensor(token_map)
+    # the values are read here, although the module may be built on the meta device
+    numbers = token_map if isinstance(token_map, Tensor) else torch.from_numpy(np.asarray(token_map))
     if numbers.ndim != 1 or numbers.is_floating_point() or numbers.dtype == torch.bool or not len(numbers):
         raise ShapeError(
             f"got a token_map of shape {tuple(numbers.shape)}, expected one integer for each id", "map[id]"
