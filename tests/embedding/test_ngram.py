@@ -360,9 +360,12 @@ def test_the_sizes_are_primes_or_powers_of_two(kind: Any) -> None:
 def test_conversions_of_a_model_do_not_change_the_hash() -> None:
     with torch.device("meta"):
         table = NGramEmbedding(HASHING, 3)
+    ids = torch.randint(VOCAB, (1, 9))
+    assert torch.equal(table.rows_of(ids), TABLE.rows_of(ids)), "no memory is needed for the rows of a batch"
+    with refuses(ShapeError, "rows on cpu of a table on meta"):
+        table(ids)
     table.to_empty(device="cpu")
     table.load_state_dict({"weight": TABLE.weight})
-    ids = torch.randint(VOCAB, (1, 9))
     assert torch.equal(table(ids), TABLE(ids))
     assert torch.equal(table.half().rows_of(ids), TABLE.rows_of(ids))
 
@@ -422,3 +425,11 @@ def test_explain_prints_the_tables(tmp_path: Path) -> None:
     assert sizes["n-grams of layer 0"] == (256, 6)
     assert sizes["n-grams of layer 2"] == (384, 6)
     assert {size.name for size in explain({**BLT, "model_type": "blt"}).tables} == {"tokens", "n-grams"}
+
+
+def test_a_map_of_ids_keeps_its_values_on_the_meta_device() -> None:
+    token_map = np.arange(VOCAB)[::-1]
+    with torch.device("meta"):
+        table = NGramEmbedding(HASHING, 3, token_map=token_map)
+    ids = torch.randint(VOCAB, (1, 9))
+    assert torch.equal(table.rows_of(ids), TABLE.rows_of(VOCAB - 1 - ids))

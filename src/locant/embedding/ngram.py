@@ -225,9 +225,9 @@ class NGramEmbedding(nn.Module):
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
         document = resolve_documents(ids, positions, history, "ids", matter=self.hashing.max_order > 1)
-        device = self.weight.device  # no id reads outside of the table, so a GPU does not wait for the check
-        ids = require_ids(ids, self._num_ids, "NGramEmbedding", "vocab_size", device, look=not ids.is_cuda)
-        tokens = ids if self.token_map is None else self.token_map[ids.clamp(0, self._num_ids - 1)]
+        # no id reads outside of the table, so a GPU does not wait for the check
+        ids = require_ids(ids, self._num_ids, "NGramEmbedding", "vocab_size", ids.device, look=not ids.is_cuda)
+        tokens = ids if self.token_map is None else self.token_map.to(ids.device)[ids.clamp(0, self._num_ids - 1)]
         shifts = range(1, self.hashing.max_order)
         seen, exists = look_back(tokens, document, shifts, end=self.hashing.end, history=history)
         earlier = [x.masked_fill(~there, self.hashing.fill) for x, there in zip(seen, exists, strict=True)]
@@ -295,7 +295,7 @@ def _compressed_text(backend: Any, normalizer: Any, number: int) -> str:
 
 def _check_token_map(token_map: Tensor | np.ndarray, vocab_size: int) -> Int[Tensor, " ids"]:
     # the values are read here, although the module may be built on the meta device
-    numbers = token_map if isinstance(token_map, Tensor) else torch.from_numpy(np.asarray(token_map))
+    numbers = token_map if isinstance(token_map, Tensor) else torch.from_numpy(np.array(token_map))
     if numbers.ndim != 1 or numbers.is_floating_point() or numbers.dtype == torch.bool or not len(numbers):
         raise ShapeError(
             f"got a token_map of shape {tuple(numbers.shape)}, expected one integer for each id", "map[id]"

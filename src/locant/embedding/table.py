@@ -55,6 +55,9 @@ class Table:
         self, ids: Int[Tensor, "*batch"], weight: Float[Tensor, "num_rows width"]
     ) -> Float[Tensor, "*batch width"]:
         """Return the row of every id, and zeros for -1."""
+        if ids.device != weight.device:
+            got = f"got rows on {ids.device} of a table on {weight.device}"
+            raise ShapeError(got, "move the module, or set embedding.table = locant.embedding.SparseTable()")
         absent = ids < 0
         if host_can_read(absent) and not bool(absent.any()):
             return self.read(ids, weight)
