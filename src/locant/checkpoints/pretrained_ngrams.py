@@ -67,9 +67,9 @@ def _names(tensors: TensorFolder, module: str) -> list[str]:
         return [whole]
     parts = dict[int, str]()
     for name in tensors.files:  # `module.shard_0.weight` in Qwen4, `module.0.weight` in LongCat
-        _, found, rest = f".{name}".rpartition(f".{module}.")
+        _, separator, rest = f".{name}".rpartition(f".{module}.")
         number = rest.removesuffix(".weight").removeprefix("shard_")
-        if found and rest.endswith(".weight") and number.isdecimal():
+        if separator and rest.endswith(".weight") and number.isdecimal():
             parts[int(number)] = name
     if not parts or [*sorted(parts)] != [*range(len(parts))]:
         got = f"got {tensors.folder} without {'all parts' if parts else 'the table'} of {module}"

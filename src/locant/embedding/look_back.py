@@ -1,4 +1,4 @@
-"""What each token sees of the tokens before it, in its own document, whole or in pieces.
+"""Look back from each token to earlier tokens of its document, in whole rows or in pieces.
 
 `look_back` returns values that stand a number of tokens earlier. It does not cross a document, and padding is not a
 token: it does not count and does not separate. So a row that is padded on either side or between its tokens, packed, or
@@ -144,7 +144,7 @@ def resolve_documents(
     *,
     matter: bool = True,
 ) -> Documents | None:
-    """Return the document of each token of `x`, or ``None`` if rows are one document, or go on with the history.
+    """Return the document of each token of `x`, or ``None`` if each row is one document, or continues the history.
 
     Raise `LocantError` if the tokens before these ones matter and are unknown.
     """

@@ -186,7 +186,7 @@ class NGramEmbedding(nn.Module):
 
         Args:
             ids: the token ids, ``batch seq``, or ``seq`` for one row.
-            positions: their positions. Default: every row is one document, or goes on with `history`.
+            positions: their positions. Default: every row is one document, or continues `history`.
             history: the tokens before these ones, for decoding. They are added to it. `TokenHistory.truncate` removes
                 draft tokens, and `TokenHistory.reorder` selects beams.
 
@@ -230,7 +230,7 @@ class NGramEmbedding(nn.Module):
         tokens = ids if self.token_map is None else self.token_map.to(ids.device)[ids.clamp(0, self._num_ids - 1)]
         shifts = range(1, self.hashing.max_order)
         seen, exists = look_back(tokens, document, shifts, end=self.hashing.end, history=history)
-        earlier = [x.masked_fill(~there, self.hashing.fill) for x, there in zip(seen, exists, strict=True)]
+        earlier = [x.masked_fill(~present, self.hashing.fill) for x, present in zip(seen, exists, strict=True)]
         rows = self.hashing.rows(torch.stack([tokens, *earlier], -1))
         return rows if document is None else rows.masked_fill((document == PADDING)[..., None], -1)
 

@@ -1,4 +1,4 @@
-r"""What a layer does with the rows of its n-grams: it weighs them by the hidden state, and mixes neighbouring tokens.
+r"""The gate of n-gram rows: a layer weighs them by its hidden state, and mixes neighbouring tokens.
 
 With the rows r of a token, one value v and one key k for each residual stream h (Engram, Qwen4):
 
@@ -158,7 +158,7 @@ class NGramGate(nn.Module):
         """Add the taps from the earliest token to the latest, so that the bits do not depend on the row."""
         shifts = [self.dilation * back for back in range(self.kernel_size - 1, 0, -1)]
         seen, exists = look_back(x, document, shifts, history=history)
-        earlier = [each.masked_fill(~there[..., None], 0) for each, there in zip(seen, exists, strict=True)]
+        earlier = [each.masked_fill(~present[..., None], 0) for each, present in zip(seen, exists, strict=True)]
         result = torch.zeros_like(x)
         for number, each in enumerate((*earlier, x)):
             result = result + each * taps[:, number]

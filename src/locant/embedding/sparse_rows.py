@@ -80,7 +80,7 @@ class RowAdagrad(torch.optim.Optimizer):
             raise LocantError(got, "embedding.use_file(file), and RowAdagrad([embedding.weight], file=file)")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # of torch's overloads
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the rows that have a gradient."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
