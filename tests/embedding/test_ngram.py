@@ -33,6 +33,7 @@ from locant.embedding import NGramHash, TokenHistory, compressed_ids
 from locant.models.ngram_tables import ngram_tables
 from tests.embedding.ngram_models import BLT, ENGRAM, LONGCAT, QWEN, blt, engram_rows, longcat_rows, qwen
 from tests.refusal import refuses
+from tests.tolerances import assert_close
 
 VOCAB, END = 13, 4
 HASHING = NGramHash.of(orders=(2, 3, 5), heads=2, size=20, vocab_size=VOCAB, fill=7, end=END, seed=3)
@@ -307,6 +308,14 @@ def test_a_history_belongs_to_one_module_and_batch() -> None:
         TABLE(torch.randint(VOCAB, (1, 3)), history=history)
 
 
+def test_single_tokens_need_no_history() -> None:
+    table = NGramEmbedding(NGramHash.of(orders=(1,), heads=2, size=5, vocab_size=VOCAB), 3)
+    ids, history = torch.randint(VOCAB, (2, 4)), TokenHistory(spare=0)
+    pieces = [table(piece, history=history) for piece in ids.split(2, 1)]
+    assert torch.equal(torch.cat(pieces, 1), table(ids))
+    assert torch.equal(table(ids[:, 3:], Positions.after(3, 1)), table(ids)[:, 3:])
+
+
 def test_tokens_without_those_before_them_are_an_error() -> None:
     with refuses(LocantError, "from position 5", "history"):
         TABLE(torch.tensor([[1]]), Positions.after(5, 1))
@@ -341,7 +350,7 @@ def test_the_gradient_of_a_row_is_the_sum_over_its_tokens() -> None:
     for place in mask.nonzero().tolist():
         for row in table.rows_of(ids, positions)[tuple(place)].tolist():
             expected[row] += cotangent[tuple(place)]
-    torch.testing.assert_close(table.weight.grad, expected)
+    assert_close(table.weight.grad, expected)
 
 
 @pytest.mark.parametrize("kind", ["prime", "power_of_two"])

@@ -108,9 +108,11 @@ class TokenHistory:
             each.index_select(0, rows) for each in (self._values, self._document, self._is_real)
         )
 
-    def extend(self, values: Values, document: Documents | None, reach: int) -> tuple[Values, Documents]:
-        """Return stored and new values, and their documents. Without documents, the last one of each row goes on."""
-        batch, size = len(values), reach + self.spare
+    def extend(
+        self, values: Values, document: Documents | None, reach: int
+    ) -> tuple[Shaped[Tensor, "batch slots *width"], Int[Tensor, "batch slots"]]:
+        """Return stored and new values, and their documents. Without documents, each row continues its last one."""
+        batch, size = len(values), max(reach + self.spare, 1)
         if self._values is None or self._document is None:
             self._reach = reach
             self._values = values.new_zeros(batch, size, *values.shape[2:])
@@ -129,7 +131,7 @@ class TokenHistory:
 
     def keep(self, values: Values, document: Documents) -> None:
         """Store the last tokens of rows in which padding comes first."""
-        size = self._reach + self.spare
+        size = max(self._reach + self.spare, 1)
         self._values, self._document = (
             values[:, values.shape[1] - size :].detach(),
             document[:, document.shape[1] - size :],
