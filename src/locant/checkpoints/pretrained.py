@@ -71,7 +71,7 @@ class _Source:
             kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
-        part, self.prefix = PART_WITH_INPUT.get(facts.get("model_type", ""), (None, ""))
+        part, self.prefix = PART_WITH_INPUT.get(str(facts.get("model_type")), (None, ""))
         self.config, self.row = read_known_config(facts if part is None else part_of(facts, facts.get(part)))
         self.stated = _stated_dtype(facts)
 
