@@ -13,7 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoidal, TokenEmbedding
+from locant import (
+    InputEmbedding,
+    LocantError,
+    NGramEmbedding,
+    Positions,
+    RangeError,
+    ShapeError,
+    Sinusoidal,
+    TokenEmbedding,
+)
+from locant.embedding import NGramHash
 from locant.lab.decoder import Decoder
 from locant.parallel import VocabularyParallel, clip_grad_norm_, parameter_groups
 from locant.parallel.vocabulary import SplitTable
@@ -146,3 +156,16 @@ def test_clipping_and_optimizers_take_a_split_table_beside_plain_parameters(mesh
         for ours, theirs in zip(part.parameters(), whole.parameters(), strict=True):
             ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
             torch.testing.assert_close(ours, theirs, **SHORT_SUM)
+
+
+def test_an_ngram_table_is_split_like_a_token_table(mesh: DeviceMesh) -> None:
+    hashing = NGramHash.of(orders=(2, 3), heads=2, size=5, vocab_size=11)
+    whole = NGramEmbedding(hashing, 3)
+    model = parallelize_module(nn.Sequential(copy.deepcopy(whole)), mesh, {"0": VocabularyParallel()})
+    ids, positions = torch.randint(11, (2, 5)), Positions.from_mask(torch.tensor([[0, 0, 1, 1, 1], [1] * 5]))
+    expected, found = whole(ids, positions), model[0](ids, positions)  # type: ignore[operator]
+    assert torch.equal(found, expected)
+    cotangent = torch.randn_like(expected)
+    expected.backward(cotangent)
+    found.backward(cotangent)
+    assert torch.equal(model[0].weight.grad.full_tensor(), whole.weight.grad)  # type: ignore[union-attr]

@@ -19,13 +19,15 @@ from locant.arguments import one_of, short_repr, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
 from locant.checkpoints.gguf_model import GgufTables
+from locant.embedding.ngram import NGramEmbedding
 from locant.errors import InputError
 from locant.extras import require
 from locant.gguf_file import find_gguf
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import Config, flag, integer, number, required
+from locant.models.config_values import Config, flag, integer, number, part_of, required
 from locant.models.encodings import encoding_from_config
 from locant.models.lab_decoder import is_lab_decoder
+from locant.models.ngram_tables import ngram_tables
 from locant.models.registry import read_config, read_known_config
 from locant.models.weights import InputTables, RowScale
 from locant.positions.base import PositionEncoding
@@ -38,6 +40,9 @@ from locant.tensors import as_dtype
 
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """The names of a norm's parameters in checkpoints converted from TensorFlow."""
+
+PART_WITH_INPUT = {"blt": ("encoder_config", "local_encoder.")}
+"""The part that reads the ids in a model whose other parts have token tables, too, and the prefix of its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +66,13 @@ class _Source:
             self.tensors = TensorFolder(folder)
             facts = read_json(self.tensors.folder / CONFIG)
         self.folder = self.tensors.folder
+        self.facts = facts
         if facts.get("auto_map") and read_config(facts)[1].rotary is UNKNOWN:
             kind = short_repr(facts.get("model_type"))
             got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
             raise InputError(got, "call locant.register_architecture for it, as in docs/extending.md")
-        self.config, self.row = read_known_config(facts)
+        part, self.prefix = PART_WITH_INPUT.get(str(facts.get("model_type")), (None, ""))
+        self.config, self.row = read_known_config(facts if part is None else part_of(facts, facts.get(part)))
         self.stated = _stated_dtype(facts)
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
@@ -102,6 +109,15 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = 
     token = _token(source)
     options, tensors = {**token.options}, {"token.weight": token.tensors["weight"]}
     d_model = options["d_model"]
+    for table in ngram_tables(source.facts):
+        if table.layer is None and table.combine != "sum":
+            got = f"got {folder}, whose input has projections of n-gram rows"
+            raise InputError(got, "use TokenEmbedding.from_pretrained and NGramEmbedding.from_pretrained")
+        if table.layer is None:
+            with torch.device("meta"):
+                options["ngrams"] = NGramEmbedding.from_config(source.facts)
+            shape = (table.num_rows, table.width)
+            tensors["ngrams.weight"] = source.read(table.module, shape, "the sizes of its n-gram table")
     if inputs.positions is not None:
         with torch.device("meta"):
             encoding = encoding_from_config(config)
@@ -162,7 +178,7 @@ def _token(source: _Source) -> PretrainedInput:
             got = f"got pad_token_id={row} in {source.folder / CONFIG}, of a vocabulary of {rows}"
             raise InputError(got, f"set 'pad_token_id': null, or a number below {rows}")
         options["padding_idx"] = row
-    weight = source.read(inputs.tokens, (rows, width), f"vocab_size and {width_key}")
+    weight = source.read(f"{source.prefix}{inputs.tokens}", (rows, width), f"vocab_size and {width_key}")
     return PretrainedInput(options=options, tensors={"weight": weight})
 
 

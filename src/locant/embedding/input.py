@@ -1,4 +1,4 @@
-"""The input of a transformer: token + segment + position in this order, then an optional norm and dropout."""
+"""The input of a transformer: token + n-gram + segment + position in this order, then a norm and dropout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, Real, one_of, real, shape_error, short_repr, whole
 from locant.embedding.deferred_errors import DeferredErrorModule
+from locant.embedding.look_back import TokenHistory
+from locant.embedding.ngram import NGramEmbedding
 from locant.embedding.table import Ids, ids_on_device
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
@@ -39,6 +41,7 @@ class InputEmbedding(DeferredErrorModule):
         combine: ``"add"`` adds the position vectors to the token rows. ``"concat"`` appends them, so tokens have the
             first ``d_model - encoding.d_model`` dimensions, and positions have the others.
         num_segments: number of rows of the segment table, whose rows are added. 0 means no table.
+        ngrams: an n-gram table whose rows are added to the token rows, as in BLT.
         scale, init, init_std, padding_idx: options of the token rows, as in `TokenEmbedding`.
         scale_sum: factor of the sum of tokens, segments and positions, with the same values as `scale`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module, which is applied to the sum.
@@ -67,6 +70,7 @@ class InputEmbedding(DeferredErrorModule):
         max_seq_len: int | None = None,
         combine: Literal["add", "concat"] = "add",
         num_segments: int = 0,
+        ngrams: NGramEmbedding | None = None,
         scale: Scale | None = None,
         scale_sum: Scale | None = None,
         init: Init = "normal",
@@ -96,6 +100,10 @@ class InputEmbedding(DeferredErrorModule):
         self.token = TokenEmbedding(
             vocab_size, width, scale=scale, init=init, init_std=init_std, padding_idx=padding_idx
         )
+        if ngrams is not None and ngrams.output_width != self.token.d_model:
+            got = f"got n-grams of width {ngrams.output_width} for an embedding of d_model={self.token.d_model}"
+            raise ShapeError(got, f"NGramEmbedding(hashing, {self.token.d_model}, combine='sum')")
+        self.ngrams = ngrams
         added = getattr(encoding, "d_model", None) if combine == "add" and "embed" in encoding.methods() else None
         if isinstance(added, int) and added != self.token.d_model:
             got = f"got an encoding of d_model={added} for an embedding of d_model={self.token.d_model}"
@@ -131,12 +139,13 @@ class InputEmbedding(DeferredErrorModule):
         segments: Ids | None = None,
         *,
         token_type_ids: Ids | None = None,
+        history: TokenHistory | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Embed ids of shape ``batch seq``, or ``seq`` for one row, as a tensor, an array or a list.
 
         Without `positions` every row counts from 0. A single token without positions is an error if its position is
         added. `segments` have the shape of the ids. Without them all tokens are in segment 0. `token_type_ids` is the
-        name for segments in `transformers`.
+        name for segments in `transformers`. `history` holds the tokens before these ones, for n-grams in decoding.
         """
         if token_type_ids is not None:
             if segments is not None:
@@ -149,7 +158,10 @@ class InputEmbedding(DeferredErrorModule):
             segments = segments[None] if segments.ndim == 1 else segments
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
-        return self.combine(self.token(ids), positions, segments)
+        x = self.token(ids)
+        if self.ngrams is not None:
+            x = self.ngrams.add_to(x, ids, positions, history=history)
+        return self.combine(x, positions, segments)
 
     def combine(
         self,

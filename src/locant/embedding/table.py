@@ -19,7 +19,7 @@ from locant.kernels.look_up import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
 from locant.positions.checks import to_int64
 from locant.spelling import dtype_name
-from locant.tensors import has_values, require_tensor
+from locant.tensors import has_values, host_can_read, require_tensor
 
 Ids = Integer[Tensor, "*batch"] | Integer[np.ndarray, "*batch"] | Sequence[Any]
 """Token ids. A tokenizer returns an array, and lists are accepted, too."""
@@ -43,7 +43,25 @@ class Table:
         deferred: DeferredErrors,
     ) -> Float[Tensor, "*batch d_model"]:
         """Return the row of every id. Ids are checked now or by `deferred`. The padding row does not get a gradient."""
-        return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx)
+        return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx, read=self.read)
+
+    def read(
+        self, ids: Int[Tensor, "*batch"], weight: Float[Tensor, "num_rows width"], padding_idx: int | None = None
+    ) -> Float[Tensor, "*batch width"]:
+        """Return the row of every id, all of which are valid."""
+        return look_up(ids, weight, padding_idx)
+
+    def read_present(
+        self, ids: Int[Tensor, "*batch"], weight: Float[Tensor, "num_rows width"]
+    ) -> Float[Tensor, "*batch width"]:
+        """Return the row of every id, and zeros for -1."""
+        if ids.device != weight.device:
+            got = f"got rows on {ids.device} of a table on {weight.device}"
+            raise ShapeError(got, "move the module, or set embedding.table = locant.embedding.SparseTable()")
+        absent = ids < 0
+        if host_can_read(absent) and not bool(absent.any()):
+            return self.read(ids, weight)
+        return self.read(ids.masked_fill(absent, 0), weight).masked_fill(absent[..., None], 0)
 
     def logits(
         self, weight: Float[Tensor, "vocab_size d_model"], x: Float[Tensor, "*batch d_model"]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -34,15 +34,14 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from locant.arguments import Real, real
-from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.deferred_errors import DeferredErrors
-from locant.embedding.table import Fill, Table, rows_of
+from locant.embedding import InputEmbedding, NGramEmbedding, TokenEmbedding
+from locant.embedding.table import Fill, Table
 from locant.errors import LocantError, ShapeError
 from locant.kernels.look_up import look_up
 
 
 class VocabularyParallel(ParallelStyle):
-    """Split the table of a `TokenEmbedding` by rows, for `parallelize_module`.
+    """Split the table of a `TokenEmbedding` or an `NGramEmbedding` by rows, for `parallelize_module`.
 
     Ids, input vectors, outputs and logits are the same on every rank of the mesh. The table may have any number of
     rows. Its weight becomes a `DTensor`, so that distributed checkpoints work as for any other weight. In a model that
@@ -65,8 +64,8 @@ class VocabularyParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         token = module.token if isinstance(module, InputEmbedding) else module
-        if not isinstance(token, TokenEmbedding):
-            got = f"got a {type(module).__name__} to split by rows, expected a TokenEmbedding"
+        if not isinstance(token, (NGramEmbedding, TokenEmbedding)):
+            got = f"got a {type(module).__name__} to split by rows, expected a TokenEmbedding or an NGramEmbedding"
             raise LocantError(got, "parallelize_module(model, mesh, {'embedding.token': VocabularyParallel()})")
         if device_mesh.ndim != 1:
             got = f"got a mesh of {device_mesh.ndim} dimensions, a table is split over one"
@@ -80,10 +79,10 @@ class VocabularyParallel(ParallelStyle):
 class SplitTable(Table):
     """A table whose rows are split over a mesh."""
 
-    def rows(
-        self, weight: Tensor, ids: Integer[Tensor, "*batch"], padding_idx: int | None, deferred: DeferredErrors
+    def read(
+        self, ids: Int[Tensor, "*batch"], weight: Tensor, padding_idx: int | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx, read=_look_up_on_all_ranks)
+        return _look_up_on_all_ranks(ids, weight, padding_idx)
 
     def logits(self, weight: Tensor, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         split = _require_split(weight)
