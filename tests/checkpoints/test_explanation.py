@@ -304,6 +304,7 @@ def test_a_learned_table_can_be_interpolated() -> None:
         (
             {
                 "model_type": "hunyuan_vl_text", "hidden_size": 256, "num_attention_heads": 2,
+                "rope_theta": 1e4,
                 "rope_scaling": {"rope_type": "default", "mrope_section": [16, 16, 16, 16]},
             },
             "by different axes: not a rotation",
