@@ -19,7 +19,8 @@ from locant import Tokenizer
 from locant.cli import main
 from locant.errors import InputError
 from locant.gguf_file import open_gguf
-from locant.lab import audit as audits
+from locant.lab import audit_subject
+from locant.lab.audit import audit
 from tests.tolerances import LOSS
 
 dequantize = pytest.importorskip("gguf.quants", reason="gguf is not installed").dequantize
@@ -100,8 +101,8 @@ def test_an_audit_finds_a_wrong_base_in_the_metadata(
     struct.pack_into("<f", content, place, 1e7)
     lie = tmp_path / "lie.gguf"
     lie.write_bytes(content)
-    monkeypatch.setattr(audits, "ROTARY", {"base": (1e5, 1e6)})  # all readings take three minutes
-    found = audits.audit(str(lie), [str(text)], length=WINDOW, windows=WINDOWS)
+    monkeypatch.setattr(audit_subject, "ROTARY", {"base": (1e5, 1e6)})  # all readings take three minutes
+    found = audit(str(lie), [str(text)], length=WINDOW, windows=WINDOWS)
     assert "base=10000000" in found["configuration"]
     assert found["verdict"] == "another fits"
     assert found["best"] == "base 100,000"
