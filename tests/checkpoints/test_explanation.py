@@ -295,3 +295,25 @@ def test_pairs_dealt_out_in_turns_are_counted(sections: list[int], words: str) -
 
 def test_a_learned_table_can_be_interpolated() -> None:
     assert "Learned.resize interpolates" in warnings_of(dict(PRESETS["gpt2"]))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "vjepa2"}, "by different frequencies: not a rotation"),
+        (
+            {
+                "model_type": "hunyuan_vl_text", "hidden_size": 256, "num_attention_heads": 2,
+                "rope_theta": 1e4,
+                "rope_scaling": {"rope_type": "default", "mrope_section": [16, 16, 16, 16]},
+            },
+            "by different axes: not a rotation",
+        ),
+    ],
+    ids=["V-JEPA 2", "HunYuan-VL"],
+)  # fmt: skip
+def test_code_that_does_not_rotate_is_explained_with_a_warning(config: dict[str, Any], why: str) -> None:
+    [layers] = explain(config).layers
+    assert layers.kind == "UnequalAngles"
+    assert layers.warnings[0].startswith("its code turns the two dimensions of a pair")
+    assert why in layers.warnings[0]

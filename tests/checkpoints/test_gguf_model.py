@@ -18,7 +18,7 @@ from locant import InputError, Rotary
 from locant.checkpoints import load_gguf, load_swapped
 from locant.checkpoints.config_source import read_source
 from locant.checkpoints.gguf_model import gguf_weights
-from locant.gguf_file import find_gguf
+from locant.gguf_file import find_gguf, open_gguf
 from tests.checkpoints.gguf_files import BASE, KINDS, gguf, random_model, write_gguf
 from tests.refusal import refuses
 
@@ -166,23 +166,61 @@ def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
         locant.Tokenizer.load(path)
 
 
-@pytest.mark.parametrize(
-    ("keys", "tensors"),
-    [
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, {}),
-        ({}, {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}),
-    ],
-    ids=["YaRN", "Llama 3"],
-)
-def test_a_scaling_that_transformers_does_not_read_is_a_warning(
-    keys: dict[str, Any], tensors: dict[str, np.ndarray], tmp_path: Path
-) -> None:
-    path = write_gguf(random_model("llama"), tmp_path / "tiny.gguf", keys=keys, tensors=tensors)
-    with pytest.warns(UserWarning, match="which transformers does not read"):
-        load_gguf(path)
-    assert gguf_weights(path).note
-    none = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1.0}
-    load_gguf(write_gguf(random_model("llama"), path, keys=none))
+FACTORS = np.linspace(1, 8, 8, dtype=np.float32)
+BIASES = {f"blk.{layer}.attn_q.bias": np.ones(64, np.float32) for layer in range(6)}
+UNREAD: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str, int]] = {
+    "YaRN": (
+        {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, {},
+        "a scaling of the positions (yarn by 4), which transformers does not read", 0,
+    ),
+    "Llama 3": ({}, {"rope_freqs.weight": FACTORS}, "(rope_freqs.weight), which transformers does not read", 1),
+    "factors of one": ({}, {"rope_freqs.weight": FACTORS * 0 + 1}, "all factors are 1, so nothing is missing", 1),
+    "frequencies": ({}, {"blk.0.attn_rot_embd.weight": FACTORS}, "computed from the base, so nothing is missing", 1),
+    "biases": ({}, BIASES, "blk.3.attn_q.bias and 2 more): the model computes without them, but llama.cpp uses", 6),
+    "a norm": ({}, {"blk.3.attn_q_norm.weight": FACTORS}, "1 tensor that transformers does not read", 1),
+    "an adapter": ({}, {"blk.0.attn_v.weight.lora_a": np.ones((2, 64), np.float32)}, "attn_v.weight.lora_a", 1),
+    "more layers": ({}, {"blk.6.attn_norm.weight": np.ones(64, np.float32)}, "the model computes without them", 1),
+    "further tokens": (
+        {}, {f"blk.6.{name}.weight": np.ones(64, np.float32) for name in ("attn_norm", "nextn.enorm")},
+        "they predict further tokens, and the 6 layers of the model do not use them", 2,
+    ),
+}  # fmt: skip
+"""Metadata and tensors that are added to a file, and what is written about them."""
+
+
+@pytest.mark.parametrize("what", UNREAD)
+def test_what_transformers_does_not_read_is_a_warning(what: str, tmp_path: Path) -> None:
+    keys, tensors, sentence, count = UNREAD[what]
+    model = random_model("llama")
+    path = write_gguf(model, tmp_path / "tiny.gguf", keys=keys, tensors=tensors)
+    with pytest.warns(UserWarning, match=re.escape(sentence)) as warned:
+        loaded = load_gguf(path)
+    assert torch.equal(_logits(loaded), _logits(model)), "as if the file did not have them"
+    weights = gguf_weights(path)
+    assert [*weights.notes] == [str(each.message) for each in warned]
+    assert sentence in weights.notes[0]
+    assert {*weights.unread} == {*tensors}
+    assert len(tensors) == count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_read_to_the_end_has_no_notes(kind: str, tmp_path: Path) -> None:
+    none = {f"{kind}.rope.scaling.type": "linear", f"{kind}.rope.scaling.factor": 1.0}
+    path = write_gguf(random_model(kind), tmp_path / "tiny.gguf", keys=none)
+    load_gguf(path)
+    weights = gguf_weights(path)
+    assert weights.unread == weights.notes == ()
+
+
+def test_the_functions_of_gguf_are_replaced_for_the_time_of_a_call(file: Path, tmp_path: Path) -> None:
+    before = gguf.GGUFReader, gguf.get_tensor_name_map
+    load_gguf(file)
+    other = write_gguf(random_model("llama"), tmp_path / "other.gguf", keys={"llama.context_length": 77})
+    with open_gguf(file).shared_with_transformers():
+        assert gguf.GGUFReader(other).get_field("llama.context_length").contents() == 77
+    with refuses(InputError), open_gguf(file).shared_with_transformers():
+        raise InputError("a fault", "mend it")
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == before
 
 
 def test_nothing_is_downloaded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

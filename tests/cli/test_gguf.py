@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -74,6 +75,16 @@ def test_what_is_tuned_from_a_file_is_a_folder(model: str, folder: Path, succeed
     before = random_model(model).state_dict()
     assert tuned.dtype == torch.float32
     assert any(not torch.equal(each, before[name]) for name, each in tuned.state_dict().items())
+
+
+def test_a_tensor_that_is_skipped_is_named_once(folder: Path, succeeds: Run) -> None:
+    bias = {"blk.0.attn_q.bias": np.ones(64, np.float32)}
+    write_gguf(random_model("llama"), folder / "tiny.gguf", tensors=bias)
+    result = succeeds("evaluate tiny.gguf text.txt --lengths 16 --with own --windows 2 --keys 0 -o report --json")
+    assert result.stderr.count("1 tensor that transformers does not read (blk.0.attn_q.bias)") == 1
+    assert "UserWarning" not in result.stderr
+    assert json.loads(result.stdout)["weights"]["unread"] == ["blk.0.attn_q.bias"]
+    assert "does not read" not in succeeds("neighbours tiny.gguf t").stderr, "only the token table is read"
 
 
 def test_explain_names_the_layers_of_a_note(model: str, succeeds: Run) -> None:

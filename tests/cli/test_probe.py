@@ -35,6 +35,21 @@ def test_a_class_of_transformers_is_its_default_configuration(run: Run) -> None:
     assert "the defaults of OlmoConfig" in found["note"]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_first_layer_decides_which_type_is_probed(run: Run, folder: Path, order: int) -> None:
+    bases = {"sliding_attention": 1e4, "full_attention": 1e6}
+    ropes = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in [*bases.items()][::order]}
+    config = SMALL | {"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_parameters": ropes}
+    del config["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(config))
+    found = json.loads(run("probe . --json").stdout)
+    assert found["encoding"] == repr(locant.Rotary(32, base=1e4, angles="float32"))
+    assert found["note"] == "This holds for layers of type sliding_attention. Other types: full_attention."
+    found = json.loads(run("probe . --layer-type full_attention --json").stdout)
+    assert found["encoding"] == repr(locant.Rotary(32, base=1e6, angles="float32"))
+    assert found["note"] is None
+
+
 def test_a_configuration_that_transformers_refuses_is_refused(complains: Complains, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(SMALL | {"num_hidden_layers": "two"}))
     assert "num_hidden_layers' expected int, got str" in complains("probe .")

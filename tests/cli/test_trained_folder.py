@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import locant
 from locant.cli import main
 from locant.lab import Decoder, load, save
-from locant.lab.audit import SLOPE_CHANGES
+from locant.lab.audit_subject import SLOPE_CHANGES
 from locant.lab.evaluation import evaluate_model, usual_settings
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run

@@ -45,7 +45,8 @@ from transformers.models.llama import modeling_llama
 from locant.cli import main
 from locant.errors import InputError
 from locant.lab import audit as audit_file
-from locant.lab.audit import OWN, Hypothesis, _is_clear, _is_worse, _Search, _Subject, audit
+from locant.lab.audit import _is_clear, _is_worse, _Search, audit
+from locant.lab.audit_subject import OWN, Hypothesis, TransformersSubject
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -268,7 +269,7 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
 def test_a_hypothesis_leaves_the_model_as_it_was(hypothesis: Hypothesis) -> None:
     model, ids = llama(PLAIN, initializer_range=0.3).eval(), torch.arange(12)[None]
     before, weights = model(ids).logits, {name: each.clone() for name, each in model.state_dict().items()}
-    subject = _Subject(model)
+    subject = TransformersSubject(model)
     with subject.apply(hypothesis):
         assert not torch.allclose(model(ids).logits, before)
     assert torch.equal(model(ids).logits, before)
@@ -282,7 +283,7 @@ def test_the_reversed_direction_reads_weights_with_exchanged_pairs() -> None:
         for rows in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
             rows.data = rows.data.unflatten(0, (2, 2, 16)).flip(1).flatten(0, 2)
     assert not torch.allclose(model(ids).logits, before, atol=LOGITS)
-    with _Subject(model).apply(Hypothesis(direction="reversed")):
+    with TransformersSubject(model).apply(Hypothesis(direction="reversed")):
         assert torch.allclose(model(ids).logits, before, atol=LOGITS)
 
 
@@ -295,7 +296,7 @@ def fabricated(losses: dict[str, float], unigram: float = 6.0) -> tuple[dict[str
             asked[hypothesis.name] += 1
             yield [*losses.get(hypothesis.name, 5.0) + np.sin(window) + noise.normal(0, 0.1, size=128)]
 
-    search = _Search(_Subject(llama(PLAIN)), losses_of, 16, unigram, on_step=lambda *_: None)
+    search = _Search(TransformersSubject(llama(PLAIN)), losses_of, 16, unigram, on_step=lambda *_: None)
     return search.run(), asked
 
 
@@ -320,7 +321,7 @@ def test_clearly_worse_readings_are_dropped_early_and_others_measured_in_full() 
 
 def test_layers_without_positions_stay_without_them_under_another_share() -> None:
     sizes = {**SIZES, "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
-    subject = _Subject(SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
+    subject = TransformersSubject(SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
     with pytest.raises(InputError, match="layers that differ"), subject.apply(Hypothesis(share=0.5)):
         pass
 
@@ -390,7 +391,7 @@ def test_another_window_and_other_full_layers_are_read_as_a_model_of_this_config
         first = exchanged.index("full_attention")
         changes[Hypothesis(full=(2, first))] = {"layer_types": exchanged}
         changes[Hypothesis(full=(1, 0), window=9)] = {"layer_types": ["full_attention"] * 2, "sliding_window": 9}
-    subject = _Subject(model)
+    subject = TransformersSubject(model)
     subject.length = 16
     with torch.no_grad():
         own = model(ids).logits
@@ -409,7 +410,7 @@ def test_another_window_and_other_full_layers_are_read_as_a_model_of_this_config
 def test_windows_that_a_text_does_not_show_are_not_readings_of_their_own() -> None:
     """The layers of this model differ in their window alone."""
     config = AutoConfig.for_model("qwen2", **SIZES | WINDOWED["qwen2"], sliding_window=64, num_key_value_heads=1)
-    subject = _Subject(AutoModelForCausalLM.from_config(config))
+    subject = TransformersSubject(AutoModelForCausalLM.from_config(config))
     for length, is_shown in ((64, False), (65, True)):
         subject.length = length
         own = repr(subject.positions_key(OWN))

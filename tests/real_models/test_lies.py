@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConf
 
 from benchmarks.real_models import audits, lies
 from benchmarks.real_models.lies import LIES, TRUTH
-from locant.lab.audit import OWN, _Subject
+from locant.lab.audit_subject import OWN, TransformersSubject
 from tests.engines import tiny_gguf
 from tests.real_models.test_bugs import llama
 from tests.tolerances import LOGITS
@@ -63,7 +63,7 @@ def test_the_reading_that_undoes_a_lie_is_tried_and_computes_what_the_truth_comp
     """The oracle is the true model, as transformers runs it."""
     lie = LIES[name]
     true = AutoModelForCausalLM.from_pretrained(folders[lie.model]).eval()
-    subject = _Subject(told(name, folders, tmp_path))
+    subject = TransformersSubject(told(name, folders, tmp_path))
     subject.length = max(lie.lengths)
     reading, others = OWN, [OWN]
     for _ in range(2):  # two errors in a configuration are found one after the other

@@ -119,7 +119,8 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     """
     stated, architecture = read_measurable(config)
     full = with_defaults(config)
-    named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
+    device = "meta" if architecture.rotary_keys.no_rotation is None else "cpu"  # where lengths are measured
+    named = {name: _without_values(full, name, device) for name in layer_types(full) or (None,)}
     longest = table_length(named.values()) or _longest(full)
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     swapped = describe_layers(stated)
@@ -162,14 +163,14 @@ def _layers(
     )
 
 
-def _on_meta(config: Config, name: str | None) -> PositionEncoding:
-    """Build the encoding of these layers on the meta device.
+def _without_values(config: Config, name: str | None, device: str) -> PositionEncoding:
+    """Build the encoding of these layers on a device. Its tables are not initialised.
 
     If the configuration has ``rope_interleave``, it decides the layout.
     """
-    with torch.device("meta"), _SkipInitialization(), warnings.catch_warnings():
+    with torch.device(device), _SkipInitialization(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
-        return encoding_from_config(config, layer_type=name, layout=named_layout(config))
+        return encoding_from_config(config, layer_type=name, layout=named_layout(config), allow_no_rotation=True)
 
 
 class _SkipInitialization(TorchFunctionMode):
@@ -194,6 +195,8 @@ def _warnings(
     """Yield warnings about an encoding, its measurements, and its architecture (from the row of that architecture)."""
     if architecture.rotary is UNKNOWN:
         yield "locant has no row for this architecture, so its encoding was measured on its class in transformers"
+    if (reason := architecture.rotary_keys.no_rotation) is not None:
+        yield f"its code {reason.removeprefix('which ')}"
     if isinstance(encoding, Rotary):
         yield from _scaling_warnings(encoding.scaling, longest)
     if rotary is not None:

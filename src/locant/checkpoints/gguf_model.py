@@ -3,14 +3,16 @@
 `transformers` reads the metadata and undoes the changes that llama.cpp's converter made to names and weights. It
 decides which architectures can be read. Quantised weights become float32, so a model takes four bytes for each weight.
 
-`transformers` does not read the scaling of the positions from most files, which `unread_scaling` reports.
+`transformers` does not read the scaling of the positions from most files, which `unread_scaling` reports, and it skips
+tensors for which the class of the model has no place, which `unread_tensors` lists.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +25,20 @@ from locant.errors import InputError
 from locant.extras import require
 from locant.gguf_file import UNQUANTISED, GgufFile, find_gguf, open_gguf
 from locant.models.weights import InputTables
+from locant.positions.description import Weightless
 from locant.spelling import dtype_name, spell
 
 METADATA = "metadata"
 EMBEDDING = "token_embd"
+FACTORS = ("rope_freqs.", "rope_factors_")
+"""The beginnings of the names of the factors of a scaling, which `unread_scaling` reports."""
+FREQUENCIES = (".attn_rot_embd.",)
+"""Parts of the names of inverse frequencies, which are computed from the base."""
+BLOCK = re.compile(r"blk\.(\d+)\.")
+NEXTN = ".nextn."
+"""A part of the names of tensors that predict further tokens."""
+MOST_NAMES = 4
+"""The number of tensors that a sentence names."""
 
 
 class GgufWeights(NamedTuple):
@@ -38,7 +50,8 @@ class GgufWeights(NamedTuple):
         types: the share of the weights that each type of the file stores.
         dtype: the dtype in memory.
         num_bytes: the size in memory.
-        note: a sentence on metadata that `transformers` does not read, or ``None``.
+        unread: the tensors of the file that `transformers` skips.
+        notes: sentences on what `transformers` does not read.
     """
 
     file: str
@@ -46,7 +59,8 @@ class GgufWeights(NamedTuple):
     types: Mapping[str, float]
     dtype: str
     num_bytes: int
-    note: str | None = None
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shares = {name: f" ({share:.1%})" if len(self.types) > 1 else "" for name, share in self.types.items()}
@@ -66,21 +80,91 @@ def gguf_weights(path: Path | str, dtype: str | torch.dtype = "auto", *, table_o
     names = [each for each in (f"{EMBEDDING}.weight",) if table_only and each in file.tensors]
     count = sum(int(file.tensors[each].n_elements) for each in names) if names else file.num_weights
     width = getattr(torch, name).itemsize
-    note = None if table_only else unread_scaling(file)
+    unread, notes = tuple[str, ...](), tuple[str, ...]()
+    if not table_only:
+        with suppress(InputError):  # the same error is raised when the model is loaded
+            config = load_gguf_config(file.path)
+            unread = _unread_tensors_of(file, config)
+            notes = tuple(_notes(file, config, unread))
     read = "token table" if names else "weights"
-    return GgufWeights(str(path), read, file.types(*names), name, count * width, note)
+    return GgufWeights(str(path), read, file.types(*names), name, count * width, unread, notes)
 
 
-def unread_scaling(file: GgufFile) -> str | None:
-    """Return a sentence on the scaling of the positions in a file, if `transformers` does not read it."""
+def _notes(file: GgufFile, config: Any, unread: Sequence[str]) -> Generator[str]:
+    """Yield a sentence on the scaling and on each kind of tensor that `transformers` does not read from a file."""
+    if (scaling := unread_scaling(file, config)) is not None:
+        yield scaling
+    layers = config.get_text_config().num_hidden_layers
+    kinds: dict[str, list[str]] = {}
+    for name in unread:
+        if not (name.startswith(FACTORS) and scaling):
+            kinds.setdefault(_consequence(file, name, layers), []).append(name)
+    for consequence, names in kinds.items():
+        count = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        listed = ", ".join(names[:MOST_NAMES])
+        yield f"{file.path.name} has {count} that transformers does not read ({listed}{more}): {consequence}"
+
+
+def _consequence(file: GgufFile, name: str, layers: int) -> str:
+    """Return what follows from a tensor that is not read into a model with this number of layers."""
+    if name.startswith(FACTORS):
+        in_config = "the scaling of the positions is in the configuration"
+        return f"{in_config if _scales(file, name) else 'all factors are 1'}, so nothing is missing"
+    if any(part in name for part in FREQUENCIES):
+        return "the frequencies are computed from the base, so nothing is missing"
+    block = BLOCK.match(name)
+    if block and int(block[1]) >= layers and any(NEXTN in each for each in file.tensors):
+        return f"they predict further tokens, and the {layers} layers of the model do not use them"
+    return "the model computes without them, but llama.cpp uses them or refuses the file"
+
+
+def unread_tensors(file: GgufFile, model: Any) -> tuple[str, ...]:
+    """Return the names of the tensors of a file that `transformers` skips when it loads this model, without a word.
+
+    Args:
+        model: a model of the class and the configuration that the file is loaded into. Its values are not used.
+    """
+    with _reading(file):
+        from transformers import modeling_gguf_pytorch_utils as loader
+
+        if not _by_names_alone(file.architecture):  # another loader reports what it does not know
+            layers = model.config.get_text_config().num_hidden_layers
+            blocks = {name: BLOCK.match(name) for name in file.tensors}
+            return tuple(name for name, block in blocks.items() if block and int(block[1]) >= layers)
+        kind = loader.TENSOR_PROCESSORS.get(file.architecture, loader.TensorProcessor)
+        known = loader.get_gguf_hf_weights_map(model, kind(config={}))
+        return tuple(name for name in file.tensors if name not in known)
+
+
+def _by_names_alone(architecture: str) -> bool:
+    """Return whether `transformers` reads the tensors of an architecture by a table of names, and skips all others."""
+    try:
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
+    except ImportError:  # an older release, which has no other way
+        return True
+    return not is_gguf_arch_supported(architecture)
+
+
+def _unread_tensors_of(file: GgufFile, config: Any) -> tuple[str, ...]:
+    """Return the tensors of a file that are skipped when a causal language model is loaded from it."""
+    if config.get_text_config().num_hidden_layers > len(file.tensors):  # a wrong number, which would take hours
+        return ()
+    with _reading(file) as transformers, Weightless():
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return unread_tensors(file, model)
+
+
+def unread_scaling(file: GgufFile, config: Any) -> str | None:
+    """Return a sentence on the scaling of the positions in a file, if it is not in the configuration."""
     prefix = f"{file.architecture}.rope.scaling"
     kind = file.value(f"{prefix}.type")
     factor = file.value(f"{prefix}.factor") or file.value(f"{file.architecture}.rope.scale_linear")
-    factors = next((name for name in file.tensors if name.startswith(("rope_freqs", "rope_factors"))), None)
+    factors = next((name for name in file.tensors if name.startswith(FACTORS) and _scales(file, name)), None)
     stated = kind not in (None, "none") and (kind != "linear" or factor not in (None, 0, 1))
     if not stated and factors is None and factor in (None, 0, 1):
         return None
-    rope = getattr(load_gguf_config(file.path).get_text_config(), "rope_parameters", None) or {}
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
     if kinds - {None, "default"}:
         return None
@@ -89,6 +173,11 @@ def unread_scaling(file: GgufFile) -> str | None:
         f"{file.path.name} states a scaling of the positions ({in_file}), which transformers does not read: "
         f"its positions are not scaled here"
     )
+
+
+def _scales(file: GgufFile, name: str) -> bool:
+    """Return whether a tensor of factors changes any frequency."""
+    return bool((file.dequantise(name) != 1).any())
 
 
 def load_gguf_config(path: Path | str) -> Any:
@@ -108,7 +197,7 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
     """Load a model of `transformers` from a GGUF file, to measure it, to swap its positions or to train it.
 
     The weights are dequantised, so the model can be trained, and `save_pretrained` writes it as safetensors. Nothing is
-    downloaded.
+    downloaded. A warning names the tensors and the scaling of positions that `transformers` skips.
 
     Args:
         path: a ``.gguf`` file, or a folder with one and without safetensors.
@@ -137,8 +226,6 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
     require("accelerate", "loading a GGUF file")
     if config is None:
         config = load_gguf_config(found)
-        if (note := unread_scaling(file)) is not None:
-            warnings.warn(note, stacklevel=2)
     options: dict[str, Any] = {"dtype": getattr(torch, "float32" if dtype == "auto" else dtype_name(dtype))}
     with redirect_stderr(StringIO()), _reading(file) as transformers:  # for a bar that transformers draws
         if hasattr(transformers, "GgufConfig"):  # else transformers may keep blocks and download a kernel for them
@@ -149,6 +236,8 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
     require_all_weights(report, type(model).__name__, file.path, METADATA)
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)  # the weights are plain, so the model can be trained and saved
+    for note in _notes(file, config, unread_tensors(file, model)):
+        warnings.warn(note, stacklevel=2)
     return model.eval()
 
 
@@ -156,7 +245,11 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
 def _reading(file: GgufFile) -> Generator[Any]:
     """Provide transformers, and name the architecture if transformers cannot read it."""
     try:
-        with translate_errors(file.path, "download or convert the file again") as transformers, offline():
+        with (
+            translate_errors(file.path, "download or convert the file again") as transformers,
+            offline(),
+            file.shared_with_transformers(),
+        ):
             yield transformers
     except InputError as error:
         why = str(error.__cause__)

@@ -68,6 +68,12 @@ def convert_folder(
         to, source: see `convert_layout`.
         config: a ``config.json`` of another folder, for adapters without one.
         progress: is called with the number of bytes written and their total.
+
+    Raises:
+        InputError: the folder has no configuration or no safetensors, the model has no layout or has it already, its
+            weights are quantised, or `output` holds other files or is the folder itself.
+        ShapeError: a weight does not fit the configuration.
+        RangeError: `to` or `source` is not a layout.
     """
     if not (str(folder) and str(output)):
         raise InputError("got an empty path, expected the name of a folder", "use '.' for the current one")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +43,10 @@ def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
         from locant.report.console import print_json
 
         weights = _describe_gguf(**options)
-        answer = verb(**options)
+        with warnings.catch_warnings():
+            for note in weights["notes"] if weights else ():  # which are written already
+                warnings.filterwarnings("ignore", re.escape(note))
+            answer = verb(**options)
         if as_json:
             print_json({**answer.facts, "weights": weights} if weights else answer.facts)
         else:
@@ -63,7 +68,7 @@ def _describe_gguf(*, dtype: str | None = None, **_: Any) -> dict[str, Any] | No
 
     file, reads = found
     weights = gguf_weights(file, dtype or "auto", table_only=reads == "table")
-    for line in filter(None, (str(weights), weights.note)):
+    for line in (str(weights), *weights.notes):
         log_line(line)
     return weights._asdict()
 

@@ -178,7 +178,7 @@ def extend(
 
 @click.command("probe")
 @model(None)
-@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: the first.")
+@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: that of the first layer.")
 @picture
 @answers
 def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:

@@ -211,7 +211,8 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 @list_option(
     "--with", "ways",
     help="own, exact (its own with exact angles), nope, linear:4, ntk:4, yarn:4, longrope:4, dynamic, self-extend:8 "
-    "(groups of 8), rerope, dual-chunk. Default: own,exact,yarn:4.",
+    "(groups of 8), rerope, dual-chunk. Default: own,exact,yarn:4. Layers with a sliding window keep "
+    "their encoding if it is another one than that of layers with full attention.",
 )  # fmt: skip
 @count("--windows", help="Maximum number of windows of the longest length. Default: 16.")
 @positive("--minutes", help="Use only as many windows as fit in this time (estimated before the first), at least one.")

@@ -82,6 +82,10 @@ def positions_from_diffusers(
         text: the number of text tokens.
         fps: frames per second of the video, for models that count time (Cosmos).
 
+    Raises:
+        RangeError: a number is out of range, or `text` is given for a model that does not rotate text.
+        InputError: the transformer is unknown, or its configuration cannot be read.
+
     >>> positions_from_diffusers({"_class_name": "FluxTransformer2DModel"}, rows=1, columns=2, text=1).index.tolist()
     [[[0, 0, 0], [0, 0, 0], [0, 0, 1]]]
     """

@@ -26,10 +26,9 @@ from locant.figures.scores import with_random_tables
 from locant.lab.candidate import Candidate
 from locant.lab.decoder import Block, Decoder
 from locant.lab.language_model import load_config, stated_length, trained_length
-from locant.lab.position_overrides import PositionOverride
+from locant.lab.position_overrides import PositionOverride, swap_positions
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ModelShape
-from locant.swapping import swap
 
 FOLDER = Path(__file__).parent / "small_model"
 WEIGHTS = "model.safetensors"
@@ -110,7 +109,7 @@ def layers_in_folder(folder: str | Path, ids: Sequence[int] | np.ndarray, way: s
     """
     model, chosen = _model(str(folder)), PositionOverride.of(way)
     sizes = trained_length(model.config), stated_length(model.config)
-    with nullcontext() if way == "own" else swap(model, chosen.encoding(model, *sizes)):
+    with nullcontext() if way == "own" else swap_positions(model, chosen.replacement(model, *sizes)):
         attentions = model(input_ids=torch.tensor([[*map(int, ids)]]), output_attentions=True).attentions
     return [Layer(weights[0].float()) for weights in attentions or () if weights is not None]
 

@@ -41,7 +41,7 @@ from locant.lab.language_model import (
     fingerprint,
     num_windows,
 )  # fmt: skip
-from locant.lab.position_overrides import PositionOverride
+from locant.lab.position_overrides import PositionOverride, Replacement
 from locant.lab.readable_model import ReadableModel, read_language_model
 from locant.lab.results import (
     RESULTS,
@@ -60,7 +60,6 @@ from locant.lab.settings import VOCAB_SIZE, Settings, check_settings
 from locant.lab.text_learning import OVERLAP, in_context, losses_in_windows
 from locant.models.config_values import integer_at
 from locant.models.lab_decoder import TRAIN_LENGTH, encoding_from_lab_config
-from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.spelling import dtype_name
 from locant.text.corpus import Corpus, read_corpus
@@ -254,13 +253,13 @@ def losses_of_extension(
     return {length: {"before": before[length], "after": after[length]} for length in before}
 
 
-def _build(way: str, model: ReadableModel, longest: int) -> PositionEncoding | None:
+def _build(way: str, model: ReadableModel, longest: int) -> Replacement:
     """Build an encoding with the same random numbers each time."""
     torch.manual_seed(0)
     return model.encoding(PositionOverride.of(way), longest)
 
 
-def _read_with(model: ReadableModel, way: str, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+def _read_with(model: ReadableModel, way: str, encoding: Replacement) -> AbstractContextManager[object]:
     return nullcontext() if way == "own" else model.use_encoding(encoding)
 
 

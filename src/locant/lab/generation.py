@@ -31,7 +31,7 @@ from locant.lab.language_model import (
     require_rows,
     trained_length,
 )
-from locant.lab.position_overrides import PositionOverride
+from locant.lab.position_overrides import PositionOverride, swap_positions
 from locant.lab.results import environment
 from locant.lab.resume_state import preserve_random_state
 from locant.lab.sampling import call_with_cache_if_supported, generate
@@ -50,7 +50,6 @@ from locant.models.lab_decoder import (
 )
 from locant.positions import PositionEncoding
 from locant.positions.description import to_config
-from locant.swapping import swap
 from locant.text import Tokenizer
 from locant.text.corpus import read_corpus
 
@@ -208,7 +207,8 @@ def continue_text(
         sampling = {"do_sample": temperature > 0, "temperature": temperature or None, "top_k": top_k or 0}
         with preserve_random_state(place), ExitStack() as swapped, silence_transformers():
             if chosen.name != "own":
-                swapped.enter_context(swap(model, chosen.encoding(model, trained_length(model.config), total)))
+                positions = chosen.replacement(model, trained_length(model.config), total)
+                swapped.enter_context(swap_positions(model, positions))
 
             def continuation(with_cache: bool) -> Any:
                 torch.manual_seed(seed)

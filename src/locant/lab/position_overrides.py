@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.arguments import one_of, real
-from locant.errors import InputError, LocantError
+from locant.errors import InputError, LocantError, PythonRemedy, Remedy
 from locant.lab.decoder import Decoder
 from locant.models.config_values import attribute
 from locant.positions.base import ModelShape, PositionEncoding
@@ -21,6 +21,8 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.registry import encoding, encodings, find, name_of
 from locant.positions.scaling import EXTENDING, SCALINGS, scaling_name
 from locant.spelling import literal
+from locant.swapping import Swap, swap
+from locant.swapping.plan import LayerPlan
 from locant.swapping.rotary_point import rotary_points
 
 PLAIN = ("own", "exact", "nope")
@@ -40,6 +42,12 @@ HIDDEN_NAMES = {"nope", "rotary", *(name.replace("-", "_") for name in ROTARIES_
 
 TAKE_NUMBER = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
+OWN_ROTARY = "use own, exact or yarn:4"
+FULL = "full_attention"
+"""The layers that are stretched if layers with sliding windows have another encoding."""
+
+Replacement = PositionEncoding | LayerPlan | None
+"""The positions that replace those of a model: one encoding, or one by layer. ``None`` is the model's own encoding."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,19 @@ class PositionOverride:
             raise InputError(got, "use own, or the model before the swap")
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
+    def replacement(self, model: Any, trained: int, longest: int) -> Replacement:
+        """Return what `swap_positions` gives to the model. The arguments are those of `encoding`.
+
+        If the layers of the model have several rotary encodings, as in Gemma 3, only layers with full attention are
+        stretched, as `locant extend` does. Layers with a sliding window keep their own encoding, because the distances
+        in a window do not grow with the text.
+        """
+        kinds = {kind for point in rotary_points(model, angles="exact") for kind in point.own}
+        if not (self.is_built_from_rotary and len(kinds) > 1 and FULL in kinds):
+            return self.encoding(model, trained, longest)
+        stretched = self.encoding(model, trained, longest, FULL)
+        return lambda _, layer_type: stretched if layer_type == FULL else None
+
     def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
         """Return the encoding for a decoder of the lab at this length, or ``None`` for the decoder's own encoding."""
         own = model.encoding
@@ -162,6 +183,13 @@ class PositionOverride:
         return next(iter(own.values()))
 
 
+def swap_positions(model: Any, replacement: Replacement) -> Swap:
+    """Swap the positions of a model of `transformers`. See `locant.swap`."""
+    if replacement is None or isinstance(replacement, PositionEncoding):
+        return swap(model, replacement)
+    return swap(model, layers=replacement)
+
+
 def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
     config = model.config.get_text_config()
     if (heads := attribute(config, "num_attention_heads")) is None:
@@ -175,6 +203,13 @@ def _shape_of(model: Any, way: str, longest: int) -> ModelShape:
     )
 
 
+def _remedy_for(remedy: PythonRemedy) -> str:
+    """Return the remedy in values of `--with`."""
+    if "rotary" in remedy.encodings:
+        return OWN_ROTARY
+    return Remedy(**{"with": remedy.encodings[0]}) if remedy.encodings else remedy.words
+
+
 def _name_of(text: str) -> str:
     """Return the canonical name of a scaling, an encoding or another value. Return an unknown name unchanged."""
     if text in (*PLAIN, *ALIASES, *ROTARIES_BY_CLASS):
@@ -183,8 +218,10 @@ def _name_of(text: str) -> str:
         return scaling
     try:
         name = name_of(text)
-    except LocantError:
+    except LocantError as error:
+        if isinstance(error.remedy, PythonRemedy):  # the text is known, for example as a model
+            raise InputError(error.cause, _remedy_for(error.remedy)) from None
         return text
     if name == "rotary":
-        raise InputError(f"got {text}, but models with rotary positions have their own", "use own, exact or yarn:4")
+        raise InputError(f"got {text}, but models with rotary positions have their own", OWN_ROTARY)
     return next((each for each in ROTARIES_BY_CLASS if each.replace("-", "_") == name), name)

@@ -18,9 +18,8 @@ from locant.errors import InputError, Remedy
 from locant.lab.decoder import Decoder
 from locant.lab.generation import is_lab_folder, load
 from locant.lab.language_model import TransformersDecoder, load_model, require_positions, trained_length
-from locant.lab.position_overrides import PositionOverride
+from locant.lab.position_overrides import PositionOverride, Replacement, swap_positions
 from locant.positions.base import PositionEncoding
-from locant.swapping import swap
 from locant.swapping.rotary_point import rotary_points
 from locant.tensors import as_dtype
 from locant.text.tokenizer import Tokenizer
@@ -47,11 +46,11 @@ class ReadableModel(ABC):
         """Raise `InputError` if the model's table of positions has fewer rows than `longest`."""
 
     @abstractmethod
-    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
+    def encoding(self, way: PositionOverride, longest: int) -> Replacement:
         """Return the encoding that replaces the model's encoding for texts of this length, or ``None`` to keep it."""
 
     @abstractmethod
-    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
+    def use_encoding(self, encoding: Replacement) -> AbstractContextManager[object]:
         """Use this encoding, or the model's encoding with exact angles, until the block ends."""
 
 
@@ -67,15 +66,15 @@ class _TransformersModel(ReadableModel):
     def require_positions(self, longest: int) -> None:
         require_positions(self.module, longest)
 
-    def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
-        encoding = way.encoding(self.module, self.trained or longest, longest)
+    def encoding(self, way: PositionOverride, longest: int) -> Replacement:
+        encoding = way.replacement(self.module, self.trained or longest, longest)
         if way.name == "exact" and not rotary_points(self.module, angles="exact"):
             got = f"got exact for {type(self.module).__name__}, which has no rotary positions"
             raise InputError(got, Remedy(ways=("own", "nope")))
         return encoding
 
-    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        return swap(self.module, encoding)
+    def use_encoding(self, encoding: Replacement) -> AbstractContextManager[object]:
+        return swap_positions(self.module, encoding)
 
 
 class _LabModel(ReadableModel):
@@ -95,8 +94,8 @@ class _LabModel(ReadableModel):
     def encoding(self, way: PositionOverride, longest: int) -> PositionEncoding | None:
         return way.for_decoder(self.model, longest)
 
-    def use_encoding(self, encoding: PositionEncoding | None) -> AbstractContextManager[object]:
-        return self.model.use_encoding(self.model.encoding if encoding is None else encoding)
+    def use_encoding(self, encoding: Replacement) -> AbstractContextManager[object]:
+        return self.model.use_encoding(encoding if isinstance(encoding, PositionEncoding) else self.model.encoding)
 
 
 def read_language_model(

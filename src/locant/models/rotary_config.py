@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from locant.arguments import short_repr
-from locant.errors import InputError
+from locant.errors import InputError, PythonRemedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import (
@@ -213,7 +213,10 @@ def _require_rotary(config: Config, keys: RotaryKeys, allow_no_rotation: bool) -
     if config.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
     if keys.no_rotation is not None and not allow_no_rotation:
-        remedy = "locant.encoding_from_config(config, allow_no_rotation=True), to compute what its code computes"
+        remedy = PythonRemedy(
+            "locant.encoding_from_config(config, allow_no_rotation=True), to compute what its code computes",
+            words=f"locant explain {config['model_type']}, which shows what its code computes",
+        )
         raise InputError(f"got {config['model_type']}, {keys.no_rotation}", remedy)
 
 

@@ -103,7 +103,8 @@ def probe(
         apply: the function that rotates by the tables. Default: a function in the Python file of the module.
         limit: the last position to try. Default: no limit.
         config: the configuration of a module, which may state the width of a head.
-        layer_type: the type of layers, for modules that need it.
+        layer_type: the type of layers, for modules that need it. Default: the type of the first layer with rotary
+            positions.
         expected: the encoding that the target should have. The report lists the differences. Default: the encoding that
             this package builds from a configuration.
         norm: the norm that should come before the rotation, if the target norms each head by RMSNorm as fused kernels
@@ -147,8 +148,7 @@ def probe(
         source = find_source(str(target))
         report = probe(source.config, layer_type=layer_type, expected=expected)
         if source.note is not None and isinstance(report, RotationReport):
-            note = f"It was made from {source.note}."
-            report = replace(report, note=note if report.note is None else f"{note} {report.note}")
+            report = _with_note(report, f"It was made from {source.note}.")
         return report
     failures: Failures = {}
     with torch.no_grad():
@@ -421,18 +421,37 @@ def _probe_modules(
     built, failures = _configuration(config), Failures()
     rope = getattr(built, "rope_parameters", None)
     kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
-    by_type = [isinstance(one, dict) for one in kinds.values()]
+    by_type, note = [isinstance(one, dict) for one in kinds.values()], None
     if layer_type is not None and by_type and not any(by_type):
         got = f"got {short_repr(layer_type)} for layer_type, but all layers have the same rope parameters"
         raise RangeError(got, Remedy(layer_type=None))
-    if by_type and all(by_type):
-        layer_type = next(iter(kinds)) if layer_type is None else one_of("layer_type", layer_type, kinds)
+    if by_type and all(by_type):  # layer types have different parameters
+        if layer_type is None:
+            layer_type, note = _first_layer_type(built, [*kinds])
+        one_of("layer_type", layer_type, kinds)
     with torch.no_grad(), torch.device("cpu"):
         for each in _rotary_modules(built, failures) if module is None else (module,):
             subject = find_subject(each, failures, config=built, layer_type=layer_type)
             if subject is not None:
-                return _probe_rotation(subject, expected, by_row=by_row)
+                return _with_note(_probe_rotation(subject, expected, by_row=by_row), note)
     raise _refusal(config, built, failures)
+
+
+def _first_layer_type(config: Any, kinds: Sequence[str]) -> tuple[str, str | None]:
+    """Return the type of the first layer with rotary positions, and a note if there are other types.
+
+    The order of the keys of a configuration means nothing: that of Gemma 3 is another one in a GGUF file.
+    """
+    of_layers = [each for each in getattr(config, "layer_types", None) or () if each in kinds]
+    chosen = next(iter(of_layers), min(kinds))
+    others = sorted({*(of_layers or kinds)} - {chosen})
+    note = f"This holds for layers of type {chosen}. Other types: {', '.join(others)}."
+    return chosen, note if others else None
+
+
+def _with_note(report: RotationReport, note: str | None) -> RotationReport:
+    """Put a note before the note of a report."""
+    return report if note is None else replace(report, note=note if report.note is None else f"{note} {report.note}")
 
 
 def _refusal(config: object, built: object, failures: Failures) -> InputError:

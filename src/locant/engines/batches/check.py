@@ -80,6 +80,12 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
         axes: 3 for models with positions of time, rows and columns, such as Qwen2-VL. Default: the axes of the model.
         model: the model, its configuration, its folder, or the name of a preset such as ``"gpt2"``.
 
+    Raises:
+        LocantError: `batch` is not a mapping with tokens or positions, one of its values is not a tensor of numbers, or
+            `model` is of another type. Tensors whose shapes do not fit are findings.
+        InputError: the configuration of `model` cannot be read.
+        RangeError: `axes` is out of range.
+
     >>> check_batch({"input_ids": torch.ones(1, 5), "position_ids": torch.tensor([[0, 1, 2, 3, 4]])})
     ()
     >>> left = {"input_ids": torch.ones(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])}

@@ -252,7 +252,8 @@ def gguf_tokenizer(path: Path) -> Any:
         raise InputError(f"got {path} without a tokenizer", "convert the model again, together with its tokenizer")
     transformers = require("transformers", "reading the tokenizer of a GGUF file")
     remedy = f"use the model in safetensors, with its {FILE}"
-    with library_errors(f"transformers cannot read the tokenizer of {path}", remedy, GGUF_ERRORS):
+    cannot = f"transformers cannot read the tokenizer of {path}"
+    with library_errors(cannot, remedy, GGUF_ERRORS), file.shared_with_transformers():
         return transformers.AutoTokenizer.from_pretrained(**file.pretrained_arguments, trust_remote_code=False)
 
 
