@@ -351,11 +351,7 @@ def rotate_heads(
         b_a, b_b = load_pairs(p_x, x_dim, m_row, None, b_cos.dtype, PAIRS, INTERLEAVED, BLOCK_P)
         b_first, b_second = b_a * b_cos - b_b * b_sin, b_b * b_cos + b_a * b_sin
         store_pairs(p_out, out_dim, m_row, b_first, b_second, PAIRS, INTERLEAVED, BLOCK_P)
-        for i_rest in tl.static_range(0, REST, BLOCK_R):
-            o_rest = i_rest + tl.arange(0, BLOCK_R).to(tl.int64)[None, None, :]
-            m_rest = m_row & (o_rest < REST)
-            b_rest = tl.load(p_x + (2 * PAIRS + o_rest) * x_dim, mask=m_rest)
-            tl.store(p_out + (2 * PAIRS + o_rest) * out_dim, b_rest, mask=m_rest)
+        copy_dimensions(p_x, x_dim, p_out, out_dim, m_row, 2 * PAIRS, REST, BLOCK_R)
 
 
 @triton.jit
@@ -378,9 +374,7 @@ def load_pairs(
 
 @triton.jit
 @no_type_check
-def store_pairs(
-    p_out, out_dim, m_row, b_a, b_b, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr
-):
+def store_pairs(p_out, out_dim, m_row, b_a, b_b, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr):
     """Store what `load_pairs` returns for rows at the addresses `p_out`."""
     dtype: tl.constexpr = p_out.dtype.element_ty
     if INTERLEAVED:
@@ -392,3 +386,14 @@ def store_pairs(
         m_pair = m_row & (o_pair < PAIRS)
         tl.store(p_out + o_pair * out_dim, b_a.to(dtype), mask=m_pair)
         tl.store(p_out + (o_pair + PAIRS) * out_dim, b_b.to(dtype), mask=m_pair)
+
+
+@triton.jit
+@no_type_check
+def copy_dimensions(p_x, x_dim, p_out, out_dim, m_row, FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy so many dimensions of some rows, beginning with the dimension `FIRST`."""
+    for i_dim in tl.static_range(0, COUNT, BLOCK):
+        o_dim = i_dim + tl.arange(0, BLOCK).to(tl.int64)[None, None, :]
+        m_dim = m_row & (o_dim < COUNT)
+        b_x = tl.load(p_x + (FIRST + o_dim) * x_dim, mask=m_dim)
+        tl.store(p_out + (FIRST + o_dim) * out_dim, b_x, mask=m_dim)
