@@ -19,4 +19,7 @@ The backward is deterministic. Its results are new tensors in the dtypes of q, k
 is None.
 """
 
+from locant.kernels.norm_rotary.choice import choose_kernel as choose_kernel
 from locant.kernels.norm_rotary.head_norm import HeadNorm as HeadNorm
+from locant.kernels.norm_rotary.op import norm_and_rotate as norm_and_rotate
+from locant.kernels.norm_rotary.op import norm_and_rotate_into as norm_and_rotate_into

@@ -42,6 +42,21 @@ def norm_and_rotate(
     return rotate(normalize(q, norm.q_weight, norm), normed_k, positions, tables, layout)
 
 
+def norm_and_rotate_(
+    q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
+    positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm | None,
+    v: Tensor | None = None, out_v: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Write the result into `out_q` and `out_k`, and `v` into `out_v`, as the kernels do."""
+    if norm is None:
+        rotated_q, rotated_k = rotate(q, k, positions, tables, layout)
+    else:
+        rotated_q, rotated_k = norm_and_rotate(q, k, positions, tables, layout, norm)
+    for x, out in ((rotated_q, out_q), (rotated_k, out_k), (v, out_v)):
+        if x is not None and out is not None:
+            out.copy_(x)
+
+
 def normalize(
     x: Float[Tensor, "batch heads seq head_dim"], weight: Float[Tensor, " width"] | None, norm: HeadNorm
 ) -> Float[Tensor, "batch heads seq head_dim"]:

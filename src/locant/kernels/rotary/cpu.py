@@ -67,38 +67,43 @@ def rotate_natively_(
     if out_q is q:
         increment_version(q if k is None else (q, k))  # torch's graph does not see that the kernel writes to them
     if tables.exact():
-        _call(q, k, out_q, out_k, positions, tables, layout, inverse, None)
+        native.function(FUNCTION)(pack_task(q, k, out_q, out_k, positions, tables, layout, inverse, None))
         return
-    step = max(NATIVE_ANGLES // max(positions.shape[0] * tables.pairs(), 1), 1)
-    for first in range(0, positions.shape[1], step):
-        part = slice(first, first + step)
-        cos, sin = cos_sin(positions[:, part], tables, torch.promote_types(q.dtype, torch.float32))
-        angles = cos.contiguous(), (-sin if inverse else sin).contiguous()
-        k_part, out_k_part = (None if x is None else x[:, :, part] for x in (k, out_k))
-        _call(q[:, :, part], k_part, out_q[:, :, part], out_k_part, positions[:, part], tables, layout, inverse, angles)
+    for part, angles in angle_parts(positions, tables, q.dtype, inverse):
+        tensors = (None if x is None else x[:, :, part] for x in (q, k, out_q, out_k))
+        native.function(FUNCTION)(pack_task(*tensors, positions[:, part], tables, layout, inverse, angles))  # type: ignore[arg-type]  # q is a tensor
 
 
-def _call(
+def angle_parts(
+    positions: Tensor, tables: Tables, dtype: torch.dtype, inverse: bool
+) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+    """Yield slices of tokens with their contiguous cosines and sines, for tables in float32 mode."""
+    for part in _slices(positions.shape[1], NATIVE_ANGLES // max(positions.shape[0] * tables.pairs(), 1)):
+        cos, sin = cos_sin(positions[:, part], tables, torch.promote_types(dtype, torch.float32))
+        yield part, (cos.contiguous(), (-sin if inverse else sin).contiguous())
+
+
+def pack_task(
     q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
     positions: Tensor, tables: Tables, layout: Layout, inverse: bool, angles: tuple[Tensor, Tensor] | None,
-) -> None:  # fmt: skip
-    """Call the native kernel. `angles` are contiguous cosines and sines, with the sign of the inverse if needed."""
+) -> bytes:  # fmt: skip
+    """Return ``Task`` in C. `angles` are contiguous cosines and sines, with the sign of the inverse if needed."""
     table, levels, factor, axis = tables
     cos, sin = (0, 0) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
     steps = positions.stride()
     batch, _, seq, head_dim = q.shape
-    k_steps = ABSENT if k is None or out_k is None else _steps(k, out_k)
+    k_steps = ABSENT if k is None or out_k is None else steps_of(k, out_k)
     k_pointers = 0 if k is None else k.data_ptr(), 0 if out_k is None else out_k.data_ptr()
-    native.function(FUNCTION)(pack(
+    return pack(
         native.threads(), native.DTYPES[q.dtype], layout == "interleaved", inverse,
         batch, seq, head_dim, tables.pairs(),
         positions.data_ptr(), positions.shape[0], steps[0], steps[1], 0 if axis is None else steps[2],
         0 if axis is None else axis.data_ptr(), table.data_ptr(), levels, factor, cos, sin,
-        *_steps(q, out_q), *k_steps, q.data_ptr(), out_q.data_ptr(), *k_pointers,
-    ))  # fmt: skip
+        *steps_of(q, out_q), *k_steps, q.data_ptr(), out_q.data_ptr(), *k_pointers,
+    )  # fmt: skip
 
 
-def _steps(x: Tensor, out: Tensor) -> tuple[int, ...]:
+def steps_of(x: Tensor, out: Tensor) -> tuple[int, ...]:
     """Return the fields of ``Tensor`` in C: heads, and steps along batch, heads and seq in bytes."""
     size, (batch, head, seq, _), (out_batch, out_head, out_seq, _) = x.element_size(), x.stride(), out.stride()
     return x.shape[1], size * batch, size * head, size * seq, size * out_batch, size * out_head, size * out_seq

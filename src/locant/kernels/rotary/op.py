@@ -86,14 +86,7 @@ def rotate(
     >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), quarter, "half")[0].round()
     tensor([[[[-1., -0.]]]])
     """
-    if k is not None:
-        (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
-        if batch != k_batch or rest != k_rest:
-            raise ShapeError(
-                f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their "
-                "heads",
-                "pass q and k with the same batch and length",
-            )
+    require_same_tokens(q, k)
     if not inplace and transforms.is_plain_eager() and type(q) is Tensor:
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
         _run(q, k, out_q, out_k, positions, tables, layout, inverse)
@@ -121,8 +114,20 @@ def rotate(
     return q, k
 
 
+def require_same_tokens(q: Tensor, k: Tensor | None) -> None:
+    """Raise if `q` and `k` differ in more than their heads."""
+    if k is None:
+        return
+    (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
+    if batch != k_batch or rest != k_rest:
+        raise ShapeError(
+            f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their heads",
+            "pass q and k with the same batch and length",
+        )
+
+
 def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:
-    if not torch.compiler.is_compiling() and _is_plain(q):
+    if not torch.compiler.is_compiling() and is_plain(q):
         _run(
             q, k, q, k, *_to_kernel_arguments(*options)
         )  # torch's own operators, which notify the graph of their writes
@@ -130,7 +135,7 @@ def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:
         _rotate_(q, k, *options)
 
 
-def _is_plain(q: Tensor) -> bool:
+def is_plain(q: Tensor) -> bool:
     """Return whether this is a plain tensor that can be rotated without torch's dispatch."""
     return type(q) is Tensor and q.device.type in ("cpu", "cuda") and not transforms.is_dispatch_mode_active()
 
@@ -251,7 +256,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor | None, *options: Any) -> tuple[Tensor, Tensor | None]:
-        if not _is_plain(q):
+        if not is_plain(q):
             rotated_q, rotated_k = _rotate(q, k, *options)
             return rotated_q, None if k is None else rotated_k
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
