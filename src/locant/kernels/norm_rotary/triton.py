@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from locant.kernels.norm_rotary.head_norm import HeadNorm
 from locant.kernels.rotary.reference import Layout, Tables
@@ -95,7 +96,8 @@ def norm_and_rotate_(
     if not queries.x.numel():
         return  # a grid without programs cannot be launched
     heads = q.shape[1], 0 if k is None else k.shape[1]
-    values = None if v is None or out_v is None or not v.numel() else (v, out_v)
+    values = None if v is None or out_v is None or not v.numel() else (_movable(v), _movable(out_v))
+    increment_version([x for x in (out_q, out_k, out_v) if x is not None])  # torch's graph does not see the launch
     axis_of_pair = positions if tables.axis_of_pair is None else tables.axis_of_pair
     tensors = (
         queries.x, queries.out, keys.x, keys.out, *(values or (queries.x, queries.out)), positions, tables.table,
@@ -153,6 +155,11 @@ def _row_constants(
         "COUNT": max(4, triton.next_power_of_2(head_dim)),
         **blocks(pairs, block_r, heads, tile // x.element_size()),
     }
+
+
+def _movable(x: Tensor) -> Tensor:
+    """Return `x` in a dtype that every device can load. Not all devices know 8-bit floating-point numbers."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def _norm_settings(norm: HeadNorm | None) -> tuple[bool, float, bool, bool]:
@@ -299,7 +306,7 @@ def _norm_and_rotate_heads(
                 PAIRS, REST, INTERLEAVED, WEIGHT, PLUS_ONE, BLOCK_P, BLOCK_R,
             )  # fmt: skip
         else:
-            b_inverse = _inverse_root(_sum_of_squares(b_a, b_b, b_rest, REST, COUNT), 2 * PAIRS + REST, EPS)
+            b_inverse = _inverse_root(_sum_of_squares(b_a, b_b, b_rest, REST, COUNT), m_row, 2 * PAIRS + REST, EPS)
         b_a = _scaled(_rounded_unit(b_a * b_inverse, x_dtype, WEIGHT, ROUND_FIRST), b_w_a, x_dtype, WEIGHT)
         b_b = _scaled(_rounded_unit(b_b * b_inverse, x_dtype, WEIGHT, ROUND_FIRST), b_w_b, x_dtype, WEIGHT)
         p_out = _row_addresses(out, o_head, out_head, o_out, UNIT)
@@ -324,7 +331,7 @@ def _inverse_rms_of_tokens(
         m_row = m_token[None, :, None]
         b_a, b_b, b_rest = _load_rows(p_x, x_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R)
         b_sum += _sum_of_squares(b_a, b_b, b_rest, REST, COUNT)
-    return _inverse_root(b_sum, heads * (2 * PAIRS + REST), EPS)
+    return _inverse_root(b_sum, m_token[None, :, None], heads * (2 * PAIRS + REST), EPS)
 
 
 # ---------------------------------------------------------------------- rows
@@ -402,10 +409,10 @@ def _scaled(b_unit, b_weight, x_dtype: tl.constexpr, WEIGHT: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _inverse_root(b_sum, width, EPS: tl.constexpr):
+def _inverse_root(b_sum, m_row, width, EPS: tl.constexpr):
     """Return ``1 / sqrt(sum / width + eps)``. Every operation is rounded to the nearest number, as on a CPU."""
     b_one, b_eps = tl.full(b_sum.shape, 1.0, b_sum.dtype), tl.full(b_sum.shape, EPS, b_sum.dtype)
-    b_width = b_one * width
+    b_sum, b_width = tl.where(m_row, b_sum, b_one), b_one * width  # a row that does not exist has no infinite inverse
     if b_sum.dtype == tl.float64:
         return b_one / tl.sqrt(b_sum / b_width + b_eps)
     else:  # noqa: RET505  # as above
@@ -568,7 +575,7 @@ def _backward_kernel(
             )
             b_g_a, b_g_b = b_g_a * b_cos + b_g_b * b_sin, b_g_b * b_cos - b_g_a * b_sin
             if WEIGHT != "all heads":
-                b_inverse = _inverse_root(_sum_of_squares(b_a, b_b, b_rest, REST, COUNT), width, EPS)
+                b_inverse = _inverse_root(_sum_of_squares(b_a, b_b, b_rest, REST, COUNT), m_row, width, EPS)
             b_a, b_b = b_a * b_inverse, b_b * b_inverse
             b_m_a, b_m_b = b_g_a * b_w_a, b_g_b * b_w_b
             if REST > 0:

@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from locant.kernels.rotary.reference import Layout, Tables
 from locant.spelling import dtype_name
@@ -75,6 +76,8 @@ def rotate_(
     work = [(x, out) for x, out in ((q, out_q), (k, out_k)) if x is not None and out is not None and x.numel()]
     if not work:
         return  # a grid without programs cannot be launched
+    if out_q is q:
+        increment_version([x for x, _ in work])  # torch's graph does not see that the kernel writes to them
     first, second = work[0], work[-1]  # a single tensor is also the second, with 0 heads
     axis_of_pair = positions if tables.axis_of_pair is None else tables.axis_of_pair
     tensors = (*first, *second, positions, tables.table, axis_of_pair)
