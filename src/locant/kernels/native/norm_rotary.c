@@ -168,7 +168,37 @@ static inline float round_bfloat16(float value) {
 #undef WRITE
 #undef ROUND
 
+/* Special instructions convert rows of float16, as in `numbers.h`. */
+static inline const float *wide_row_float16(const uint16_t *x, float *wide, int64_t n, int to_copy) {
+    (void)to_copy;
+    widen(x, wide, n);
+    return wide;
+}
+
+static inline void round_row(float *x, int64_t n) {
+    uint16_t rounded[256];
+    for (int64_t i = 0; i < n; i += 256) {
+        int64_t count = n - i < 256 ? n - i : 256;
+        narrow(x + i, rounded, count);
+        widen(rounded, x + i, count);
+    }
+}
+
+static inline void scale_float16(const Norm *norm, const float *x, const float *weight, float *h, int64_t n, float r) {
+    scale_float32(norm, x, NULL, h, n, r);
+    if (!weight || norm->round_before_weight) round_row(h, n);
+    if (!weight) return;
+    scale_float32(norm, h, weight, h, n, 1);
+    round_row(h, n);
+}
+
+static inline void rotate_row_float16(const Task *task, float *x, uint16_t *y, const float *c, const float *s) {
+    rotate_row_float32(task, x, x, c, s);
+    narrow(x, y, task->head_dim);
+}
+
 #define FOR(name) name##_float16
+#define CONVERTS_ROWS
 #define READ from_float16
 #define WRITE to_float16
 #define ROUND(value) from_float16(to_float16(value))
@@ -262,14 +292,21 @@ static void norm_tensor(const NormTask *all, const Weight *kind, const void *wei
     }
 }
 
+/* Copy rows in the order in which they are read. */
 static void copy_rows(const Copy *v, int64_t sequence, const Block *block) {
-    const Tensor *steps = &v->steps;
-    const char *in = v->at.in + sequence * steps->in_step[BATCH] + block->first * steps->in_step[SEQ];
-    char *out = v->at.out + sequence * steps->out_step[BATCH] + block->first * steps->out_step[SEQ];
-    for (int64_t head = 0; head < steps->heads; head++)
-        for (int64_t token = 0; token < block->tokens; token++)
-            memcpy(out + head * steps->out_step[HEAD] + token * steps->out_step[SEQ],
-                   in + head * steps->in_step[HEAD] + token * steps->in_step[SEQ], (size_t)v->size);
+    const Tensor *x = &v->steps;
+    int by_token = x->in_step[HEAD] < x->in_step[SEQ];
+    int64_t outer = by_token ? block->tokens : x->heads, inner = by_token ? x->heads : block->tokens;
+    int64_t in_outer = x->in_step[by_token ? SEQ : HEAD], in_inner = x->in_step[by_token ? HEAD : SEQ];
+    int64_t out_outer = x->out_step[by_token ? SEQ : HEAD], out_inner = x->out_step[by_token ? HEAD : SEQ];
+    const char *in = v->at.in + sequence * x->in_step[BATCH] + block->first * x->in_step[SEQ];
+    char *out = v->at.out + sequence * x->out_step[BATCH] + block->first * x->out_step[SEQ];
+    for (int64_t i = 0; i < outer; i++)
+        for (int64_t j = 0; j < inner; j++) {
+            const char *row = in + i * in_outer + j * in_inner;
+            ask_ahead(row, in_inner, v->size);
+            memcpy(out + i * out_outer + j * out_inner, row, (size_t)v->size);
+        }
 }
 
 static void norm_block(const void *given, int64_t item, int64_t thread) {

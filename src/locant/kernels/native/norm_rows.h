@@ -5,18 +5,16 @@
    ROUND            the value of a REAL after WRITE and READ
    FOR(name)        the name of a function for this dtype
    SUM              the sum of products of two rows of REAL, in one order
-   ROTATE_WIDE      `rotate_row` for rows of REAL */
+   ROTATE_WIDE      `rotate_row` for rows of REAL
+   CONVERTS_ROWS    defined if `wide_row`, `scale` and `rotate_row` exist already */
 
+#ifndef CONVERTS_ROWS
 /* Return the row in the working precision: `x` itself if it has this precision, unless `to_copy`. */
 static inline const REAL *FOR(wide_row)(const ELEMENT *x, REAL *wide, int64_t n, int to_copy) {
     if (!to_copy && sizeof *x == sizeof *wide) return (const REAL *)x;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) wide[i] = READ(x[i]);
     return wide;
-}
-
-static inline REAL FOR(inverse_rms)(const Norm *norm, const REAL *x, int64_t n) {
-    return (REAL)1 / SQRT(SUM(norm->lanes, x, x, n) / (REAL)n + (REAL)norm->eps);
 }
 
 /* Write the row times `r` and its weights, rounded as the reference rounds, to `h`. */
@@ -34,7 +32,7 @@ static inline void FOR(scale)(const Norm *norm, const REAL *x, const REAL *weigh
 }
 
 /* Rotate a wide row into a row of the dtype. The rows may be the same memory if they have the same type. */
-static inline void FOR(rotate_row)(const Task *task, const REAL *x, ELEMENT *y, const REAL *c, const REAL *s) {
+static inline void FOR(rotate_row)(const Task *task, REAL *x, ELEMENT *y, const REAL *c, const REAL *s) {
     int64_t pairs = task->pairs;
     if (task->interleaved) {
         EACH_PAIR {
@@ -47,6 +45,12 @@ static inline void FOR(rotate_row)(const Task *task, const REAL *x, ELEMENT *y, 
     }
 #pragma omp simd
     for (int64_t i = 2 * pairs; i < task->head_dim; i++) y[i] = WRITE(x[i]);
+}
+
+#endif
+
+static inline REAL FOR(inverse_rms)(const Norm *norm, const REAL *x, int64_t n) {
+    return (REAL)1 / SQRT(SUM(norm->lanes, x, x, n) / (REAL)n + (REAL)norm->eps);
 }
 
 /* Norm and rotate `count` rows with one weight. All inverses come first, because each waits for a long chain of sums. */
@@ -93,10 +97,11 @@ static void FOR(norm_back)(const BackTask *all, const void *weights, const char 
     const Task *task = &all->task;
     const REAL *weight = weights;
     int64_t n = task->head_dim, width = heads * n;
-    REAL *g = scratch, *unit = g + width, *rotated = unit + width, *sums = given_sums;
+    REAL *g = scratch, *unit = g + width, *sums = given_sums;
     for (int64_t head = 0; head < heads; head++) {
         const ELEMENT *row = (const ELEMENT *)(grad + head * steps->in_step[HEAD]);
-        ROTATE_WIDE(task, FOR(wide_row)(row, rotated, n, 0), g + head * n, cos, sin);
+        FOR(wide_row)(row, g + head * n, n, 1);
+        ROTATE_WIDE(task, g + head * n, g + head * n, cos, sin);
         FOR(wide_row)((const ELEMENT *)(in + head * in_step), unit + head * n, n, 1);
     }
     REAL inverse = FOR(inverse_rms)(&all->norm, unit, width);

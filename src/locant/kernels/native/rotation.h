@@ -205,7 +205,7 @@ static inline int64_t divide(Work *work, int64_t threads) {
     block = threads == 1 || block > BLOCK_TOKENS ? BLOCK_TOKENS : block < 1 ? 1 : block;
     work->block = block * task->pairs > BLOCK_ANGLES ? BLOCK_ANGLES / task->pairs : block;
     work->blocks = (task->seq + work->block - 1) / work->block;
-    work->together = task->rows == 1 && work->blocks >= 4 * threads;
+    work->together = task->rows == 1 && (threads == 1 || work->blocks >= 4 * threads);
     return work->together ? work->blocks : work->blocks * task->batch;
 }
 

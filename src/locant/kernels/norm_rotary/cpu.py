@@ -31,6 +31,7 @@ pack_task = struct.Struct("=q3qd8q10q").pack
 """``NormTask`` in C without its last field, the task of the rotation."""
 pack_back_task = struct.Struct("=3qd8q10q").pack
 """``BackTask`` in C without its last field."""
+SUM_TYPES = ctypes.c_float, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 WITHOUT_NORM = (16, 0, 0, 0.0, *(0,) * 8)
 WITHOUT_COPY = (0,) * 10
 
@@ -54,7 +55,7 @@ def sum_lanes() -> int | None:
     rows = torch.arange(3 * 1_024, dtype=torch.float64, device="cpu").sin().float().view(3, 1_024)
     wanted = rows.pow(2).sum(-1).tolist()
     function = native.function("locant_sum_of_squares")
-    function.restype, function.argtypes = ctypes.c_float, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    function.restype, function.argtypes = SUM_TYPES
     for lanes in LANES:
         if [function(row.data_ptr(), row.numel(), lanes) for row in rows] == wanted:
             return lanes

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import flag, real, short_repr
-from locant.errors import RangeError, Remedy, ShapeError
+from locant.errors import RangeError, ShapeError
 from locant.spelling import dtype_name
 
 __all__ = ["HeadNorm"]
@@ -108,7 +107,7 @@ def _describe(width: int | None) -> str:
 def _require_vector(name: str, weight: Any) -> None:
     if not isinstance(weight, Tensor):
         got = f"got {short_repr(weight)} for {name}, expected a tensor or None"
-        raise RangeError(got, Remedy("{}, such as q_norm.weight", **{name: ...}))
+        raise RangeError(got, f"{name[0]}_norm.weight")
     if weight.ndim != 1 or not weight.is_floating_point() or weight.dtype.itemsize < 2:
         got = f"got {name} of shape {tuple(weight.shape)} and dtype {dtype_name(weight.dtype)}"
         raise ShapeError(f"{got}, expected a vector of floating-point numbers", f"{name}.flatten().float()")

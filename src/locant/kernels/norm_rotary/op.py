@@ -11,7 +11,7 @@ The backward needs the inputs. So if a gradient is needed, a rotation in place k
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,14 @@ from locant.kernels.rotary.op import is_plain, require_same_tokens
 from locant.kernels.rotary.reference import Layout, Tables
 
 
+@overload
+def norm_and_rotate(
+    q: Tensor, k: Tensor, positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm, *, inplace: bool = False
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def norm_and_rotate(
+    q: Tensor, k: None, positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm, *, inplace: bool = False
+) -> tuple[Tensor, None]: ...
 def norm_and_rotate(
     q: Float[Tensor, "batch heads seq head_dim"],
     k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
@@ -59,11 +67,11 @@ def norm_and_rotate(
         return _norm_and_rotate_copies(q, k, positions, tables, layout, norm)
     if require_writable(q, k) and k is not None:
         raise ShapeError("got one tensor as q and k to norm and rotate in place", "k.clone()")
-    is_direct = is_plain(q) and not (torch.compiler.is_compiling() or is_transformed() or _needs_grad(q, k, norm))
-    if is_direct and not torch.compiler.is_exporting():
+    needs_grad, compiling = _needs_grad(q, k, norm), torch.compiler.is_compiling()
+    if not (needs_grad or compiling or is_transformed()) and is_plain(q):
         _run(q, k, q, k, positions, tables, layout, norm)
         return q, k
-    if _needs_grad(q, k, norm):  # the graph keeps the inputs, which are overwritten
+    if needs_grad:  # the graph keeps the inputs, which are overwritten
         rotated = _norm_and_rotate_copies(q.clone(), None if k is None else k.clone(), positions, tables, layout, norm)
     else:
         rotated = _norm_and_rotate_copies(q, k, positions, tables, layout, norm)

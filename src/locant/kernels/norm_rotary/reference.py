@@ -117,12 +117,16 @@ def _is_over_all_heads(x: Tensor, weight: Tensor | None) -> bool:
 def _rows(x: Tensor, weight: Tensor | None) -> Tensor:
     """Return `x` in the working precision, with rows in the last dimension that are contiguous in memory."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide.transpose(1, 2).flatten(2) if _is_over_all_heads(x, weight) else wide).contiguous()
+    if _is_over_all_heads(x, weight):  # `flatten` does not support batched gradients
+        wide = wide.transpose(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
+    return wide.contiguous()
 
 
 def _heads(rows: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
     """Return rows in the shape of `x`."""
-    return rows.unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2) if _is_over_all_heads(x, weight) else rows
+    if not _is_over_all_heads(x, weight):
+        return rows
+    return rows.reshape(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
 
 
 def _inverse_rms(rows: Tensor, eps: float) -> Tensor:

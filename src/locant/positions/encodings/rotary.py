@@ -15,6 +15,7 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, Real, flag, one_of, short_repr, whole
 from locant.deprecation import Renamed
 from locant.errors import LocantError, RangeError, Remedy, ShapeError
+from locant.kernels.norm_rotary import HeadNorm, norm_and_rotate
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
@@ -57,10 +58,15 @@ class SameRotationForQueriesAndKeys(PositionEncoding):
         k_positions: OptionalPositions = None,
         *,
         inplace: bool = False,
+        norm: HeadNorm | None = None,
     ) -> tuple[Queries, Keys]:
-        """Rotate queries and keys in their own dtype, with arithmetic in float32 or wider."""
+        """Rotate queries and keys in their own dtype, with arithmetic in float32 or wider.
+
+        With `norm`, apply this norm to each head before the rotation.
+        """
         positions, keys = resolve_positions(self, q, k, positions, k_positions)
-        rotated = self._rotate_tensor("q", q, positions), self._rotate_tensor("k", k, keys)
+        normed_q, normed_k = (q, k) if norm is None else norm.apply(q, k)
+        rotated = self._rotate_tensor("q", normed_q, positions), self._rotate_tensor("k", normed_k, keys)
         return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
 
     def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions) -> Tensor:
@@ -392,16 +398,25 @@ class Rotary(PositionEncoding):
         k_positions: OptionalPositions = None,
         *,
         inplace: bool = False,
+        norm: HeadNorm | None = None,
     ) -> tuple[Rotated, RotatedKeys]:
         """Rotate queries and keys in their own dtype, with arithmetic in float32 or wider.
 
         Tensors without heads have the shape ``batch seq head_dim``.
 
         With `inplace`, `q` and `k` may be the same memory, which is rotated once. If they overlap in part, or if torch
-        cannot overwrite them, raise an error before writing anything.
+        cannot overwrite them, raise an error before writing anything. If a gradient is needed, a norm keeps copies.
+
+        With `norm`, apply this norm before the rotation, as Qwen3, Gemma 3 and Olmo 2 do. On a CPU this is one pass
+        over memory. In float32 with ``angles="float32"``, the results have the bits of `transformers`' layers.
+
+        >>> q, k = torch.full((1, 8, 5, 64), 3.0), torch.full((1, 2, 5, 64), 3.0)
+        >>> q, k = Rotary(64).rotate(q, k, norm=HeadNorm(torch.ones(64), torch.ones(64)))
+        >>> q[0, 0, 0, :4], k[0, 0, 0, :4]
+        (tensor([1.0000, 1.0000, 1.0000, 1.0000]), tensor([1.0000, 1.0000, 1.0000, 1.0000]))
         """
         if _has_no_heads(q) and _has_no_heads(k):
-            q, k = self.rotate(q[:, None], k[:, None], positions, k_positions, inplace=inplace)
+            q, k = self.rotate(q[:, None], k[:, None], positions, k_positions, inplace=inplace, norm=norm)
             return q[:, 0], k[:, 0]
         for name, x in (("q", q), ("k", k)):
             if x is None:
@@ -410,27 +425,32 @@ class Rotary(PositionEncoding):
             positions, _ = resolve_positions(self, q, k, positions, k_positions)
         keys = positions if k_positions is None else k_positions
         if self.temperature is None:
-            return self._rotate(q, k, positions, keys, inplace)
+            return self._rotate(q, k, positions, keys, inplace, norm)
         if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
             raise ShapeError("got one tensor as q and k, but only queries have a temperature", "k.clone()")
-        rotated_q, rotated_k = self._rotate(q, k, positions, keys, inplace)
+        rotated_q, rotated_k = self._rotate(q, k, positions, keys, inplace, norm)
         return self.temperature.scale(rotated_q, positions, inplace=inplace), rotated_k
 
     def _rotate(
-        self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
+        self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool, norm: HeadNorm | None
     ) -> tuple[Tensor, Tensor]:
         require_heads("q", q, positions, self.head_dim)
         require_heads("k", k, keys, self.head_dim)
+        if norm is not None and not isinstance(norm, HeadNorm):
+            raise RangeError(f"got {short_repr(norm)} for norm", "norm=locant.HeadNorm(q_norm.weight, k_norm.weight)")
         if self._reordered is not None:
             channels, ordered = self._reordered
-            if inplace:
-                require_writable(q, k)
-            rotated_q, rotated_k = ordered.rotate(channels.gather(q), channels.gather(k), positions, keys)
-            rotated_q, rotated_k = channels.scatter(rotated_q, q), channels.scatter(rotated_k, k)
+            if inplace and require_writable(q, k) and norm is not None:
+                raise ShapeError("got one tensor as q and k to norm and rotate in place", "k.clone()")
+            normed_q, normed_k = (q, k) if norm is None else norm.apply(q, k)
+            rotated_q, rotated_k = ordered.rotate(channels.gather(normed_q), channels.gather(normed_k), positions, keys)
+            rotated_q, rotated_k = channels.scatter(rotated_q, normed_q), channels.scatter(rotated_k, normed_k)
             return (q.copy_(rotated_q), k.copy_(rotated_k)) if inplace else (rotated_q, rotated_k)
         if keys is not positions or k.dtype != q.dtype:
-            return self._rotate_each(q, k, positions, keys, inplace)
+            return self._rotate_each(q, k, positions, keys, inplace, norm)
         index, tables = self._index_and_tables(positions)
+        if norm is not None:
+            return norm_and_rotate(q, k, index, tables, self.layout, norm, inplace=inplace)
         return rotate(q, k, index, tables, self.layout, inplace=inplace)
 
     def unrotate(self, y: Rotated, positions: OptionalPositions = None) -> Rotated:
@@ -451,17 +471,24 @@ class Rotary(PositionEncoding):
         return rotate(y, None, index, tables, self.layout, inverse=True)[0]
 
     def _rotate_each(
-        self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
+        self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool, norm: HeadNorm | None
     ) -> tuple[Tensor, Tensor]:
         """Rotate q and k separately, if they differ in positions or dtype. Raise all errors before the first write."""
         if len(q) != len(k):
             got = f"got q for {len(q)} rows and k for {len(k)}, expected one batch"
             raise ShapeError(got, "pass q and k of one batch, such as k.expand(len(q), -1, -1, -1)")
         q_tables, k_tables = self._index_and_tables(positions), self._index_and_tables(keys)
+        if norm is not None:
+            norm.require_fits(q, k)
         same = inplace and require_writable(q, k)
         if inplace and (is_transformed() or not has_values(q)):  # overlaps are unknown then
-            rotated_q, rotated_k = self._rotate_each(q, k, positions, keys, False)
+            rotated_q, rotated_k = self._rotate_each(q, k, positions, keys, False, norm)
             return q.copy_(rotated_q), k.copy_(rotated_k)
+        if norm is not None:
+            if same:
+                raise ShapeError("got one tensor as q and k to norm and rotate in place", "k.clone()")
+            rotated_q, _ = norm_and_rotate(q, None, *q_tables, self.layout, norm, inplace=inplace)
+            return rotated_q, norm_and_rotate(k, None, *k_tables, self.layout, norm.for_keys(), inplace=inplace)[0]
         if same:
             if positions != keys:
                 raise ShapeError("got one tensor as q and k to rotate in place at different positions", "k.clone()")
