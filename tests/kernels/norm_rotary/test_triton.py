@@ -95,10 +95,6 @@ def scale_of(weight: Tensor | None, plus_one: bool) -> np.ndarray | float:
     return 1.0 if weight is None else weight.cpu().double().numpy() + plus_one
 
 
-def size_of(rows: np.ndarray, eps: float) -> np.ndarray:
-    return np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + eps)
-
-
 def true_forward(x: Tensor, weight: Tensor | None, given: Case, plus_one: bool = False) -> Tensor:
     return truth(x, (weight, EPS, plus_one), given.index.cpu(), given.layout, given.rotary_dim)
 
@@ -112,7 +108,7 @@ def true_backward(
     """
     rows = rows_of(x, weight)
     back = turned(grad.cpu().double().numpy(), given, sign=-1).transpose(1, 2).numpy().reshape(rows.shape)
-    width, size = rows.shape[-1], size_of(rows, eps)
+    width, size = rows.shape[-1], np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + eps)
     jacobian = np.eye(width) / size[..., None] - rows[..., None] * rows[..., None, :] / (width * size[..., None] ** 3)
     dx = np.einsum("bsri,bsrij->bsrj", back * scale_of(weight, plus_one), jacobian)
     shape = x.transpose(1, 2).shape
