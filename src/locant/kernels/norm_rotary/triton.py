@@ -120,7 +120,7 @@ def _numbers(
 ) -> tuple[Grid, tuple[Any, ...]]:  # fmt: skip
     """Return the grid, and the arguments of the kernel after the tensors, in order."""
     tensors = (queries.x, queries.out, keys.x, keys.out, *(values or (queries.x, queries.out)))
-    row = _row_constants(queries.x, max(heads), positions, tables, layout, norm, TILE)
+    row = _row_constants(queries.x, max(heads), positions, tables, layout, norm, TILE // 2)
     kinds = queries.weight_kind(), keys.weight_kind()
     width = 0 if values is None else values[0].shape[3]
     block_v = min(triton.next_power_of_2(width), max(2 * row["BLOCK_P"], row["BLOCK_R"])) if width else 1
@@ -588,7 +588,7 @@ def _backward_kernel(
                 b_mean = tl.reduce(b_m_a * b_a + b_m_b * b_b, 2, ADD, keep_dims=True)
                 if REST > 0:
                     b_mean += tl.reduce(b_m_rest * b_rest, 2, ADD, keep_dims=True)
-                b_mean = b_mean / width
+                b_mean = b_mean * tl.full([1, 1, 1], 1.0 / width, dtype)  # dividing takes registers
             p_dx = _row_addresses(dx, o_head, dx_head, o_dx, UNIT)
             b_m_a, b_m_b = b_inverse * (b_m_a - b_a * b_mean), b_inverse * (b_m_b - b_b * b_mean)
             store_pairs(p_dx, dx_dim, m_row, b_m_a, b_m_b, PAIRS, INTERLEAVED, BLOCK_P)
