@@ -542,7 +542,7 @@ def _backward_kernel(
     first, last = i_share * share, tl.minimum(heads, (i_share + 1) * share)
     dtype: tl.constexpr = parts.dtype.element_ty
     x_dtype: tl.constexpr = x.dtype.element_ty
-    width = 2 * PAIRS + REST
+    WIDTH: tl.constexpr = 2 * PAIRS + REST
     o_own = first + tl.arange(0, BLOCK_H) if WEIGHT == "all heads" else tl.full([1], 0, tl.int32)
     b_w_a, b_w_b, b_w_rest = _load_weight(
         weight, weight_dim, o_own, last, dtype, PAIRS, REST, INTERLEAVED, WEIGHT, PLUS_ONE, BLOCK_P, BLOCK_R
@@ -575,7 +575,7 @@ def _backward_kernel(
             )
             b_g_a, b_g_b = b_g_a * b_cos + b_g_b * b_sin, b_g_b * b_cos - b_g_a * b_sin
             if WEIGHT != "all heads":
-                b_inverse = _inverse_root(_sum_of_squares(b_a, b_b, b_rest, REST, COUNT), m_row, width, EPS)
+                b_inverse = _inverse_root(_sum_of_squares(b_a, b_b, b_rest, REST, COUNT), m_row, WIDTH, EPS)
             b_a, b_b = b_a * b_inverse, b_b * b_inverse
             b_m_a, b_m_b = b_g_a * b_w_a, b_g_b * b_w_b
             if REST > 0:
@@ -588,7 +588,7 @@ def _backward_kernel(
                 b_mean = tl.reduce(b_m_a * b_a + b_m_b * b_b, 2, ADD, keep_dims=True)
                 if REST > 0:
                     b_mean += tl.reduce(b_m_rest * b_rest, 2, ADD, keep_dims=True)
-                b_mean = b_mean * tl.full([1, 1, 1], 1.0 / width, dtype)  # dividing takes registers
+                b_mean = b_mean * tl.full([1, 1, 1], 1.0 / WIDTH, dtype)  # dividing takes registers
             p_dx = _row_addresses(dx, o_head, dx_head, o_dx, UNIT)
             b_m_a, b_m_b = b_inverse * (b_m_a - b_a * b_mean), b_inverse * (b_m_b - b_b * b_mean)
             store_pairs(p_dx, dx_dim, m_row, b_m_a, b_m_b, PAIRS, INTERLEAVED, BLOCK_P)
@@ -598,7 +598,7 @@ def _backward_kernel(
     if WEIGHT != "none":
         b_dw_a, b_dw_b = _sum_of_rows(b_dw_a, WEIGHT), _sum_of_rows(b_dw_b, WEIGHT)
         ROWS: tl.constexpr = BLOCK_H if WEIGHT == "all heads" else 1
-        p_part = parts + (i_program * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None, None] * width
+        p_part = parts + (i_program * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None, None] * WIDTH
         m_part = tl.full([ROWS, 1, 1], 1, tl.int1)
         store_pairs(p_part, 1, m_part, b_dw_a, b_dw_b, PAIRS, INTERLEAVED, BLOCK_P)
         if REST > 0:
