@@ -65,9 +65,7 @@ def test_the_rotation_of_every_head_keeps_to_its_registers_and_rounds_its_produc
         assert contracted(launch.ptx) == 0
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "capability"), [(2, 90), (72, 80), (96, 90), (192, 80), (512, 100)]
-)
+@pytest.mark.parametrize(("head_dim", "capability"), [(2, 90), (72, 80), (96, 90), (192, 80), (512, 100)])
 def test_the_norm_of_every_head_keeps_to_its_registers_and_rounds_its_products(
     there: There, head_dim: int, capability: int
 ) -> None:
