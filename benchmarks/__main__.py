@@ -18,7 +18,7 @@ from locant.files import write_whole
 from locant.lab import environment
 from locant.report.benchmarks import table
 
-NAMES = ("rotary", "attention", "decoding", "windows", "store", "engine", "prepare", "explore")
+NAMES = ("rotary", "norm_rotary", "attention", "decoding", "windows", "store", "engine", "prepare", "explore")
 ON_A_GPU = ("rotary", "attention", "decoding")
 RESULTS = Path(__file__).parent / "results"
 

@@ -65,6 +65,7 @@ def test_a_race_would_be_seen(tmp_path: Path) -> None:
 
 
 TESTS = [
+    "tests/kernels/norm_rotary/test_cpu.py",
     "tests/kernels/rotary/test_cpu.py",
     "tests/kernels/test_distance_decoding.py",
     "tests/text/windows/test_native.py",

@@ -64,13 +64,12 @@ static void FOR(norm_rows)(const NormTask *all, const void *weight, const char *
     for (int64_t first = 0; first < count; first += GROUP) {
         int64_t size = count - first < GROUP ? count - first : GROUP;
         for (int64_t i = 0; i < size; i++) {
-            const char *x = in + (first + i) * in_step;
-            ask_ahead(x, in_step, n * (int64_t)sizeof(ELEMENT));
-            rows[i] = FOR(wide_row)((const ELEMENT *)x, wide + i * n, n, 0);
+            rows[i] = FOR(wide_row)((const ELEMENT *)(in + (first + i) * in_step), wide + i * n, n, 0);
             inverse[i] = FOR(inverse_rms)(&all->norm, rows[i], n);
         }
         for (int64_t i = 0; i < size; i++) {
             const REAL *c = (const REAL *)cos + (first + i) * angle_step, *s = (const REAL *)sin + (first + i) * angle_step;
+            ask_ahead(in + (first + i) * in_step, in_step, n * (int64_t)sizeof(ELEMENT));
             FOR(scale)(&all->norm, rows[i], weight, h, n, inverse[i]);
             FOR(rotate_row)(task, h, (ELEMENT *)(out + (first + i) * out_step), c, s);
         }
