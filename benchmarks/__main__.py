@@ -19,7 +19,7 @@ from locant.lab import environment
 from locant.report.benchmarks import table
 
 NAMES = ("rotary", "norm_rotary", "attention", "decoding", "windows", "store", "engine", "prepare", "explore")
-ON_A_GPU = ("rotary", "attention", "decoding")
+ON_A_GPU = ("rotary", "norm_rotary", "attention", "decoding")
 RESULTS = Path(__file__).parent / "results"
 
 

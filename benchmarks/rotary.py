@@ -38,8 +38,7 @@ Contender = Callable[[], Any]
 def rows() -> list[Row]:
     """Forward and backward, beside the copy and beside others, in three dtypes; and the angles alone."""
     if torch.cuda.is_available():
-        on_gpu = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu_rotary", "gpu_norm_rotary"))
-        return [row for module in on_gpu for row in module.rows()]
+        return importlib.import_module("benchmarks.gpu_rotary").rows()
     absent = [name for name, module in PEERS.items() if importlib.util.find_spec(module.split(".")[0]) is None]
     if absent:
         print(f"not installed, and so not measured: {', '.join(absent)}")
