@@ -22,7 +22,7 @@ NAMES = (
     "rotary", "norm_rotary", "attention", "decoding", "every_encoding", "small_calls", "windows", "store", "engine",
     "prepare", "explore",
 )  # fmt: skip
-ON_A_GPU = ("rotary", "attention", "decoding")
+ON_A_GPU = ("rotary", "norm_rotary", "attention", "decoding")
 RESULTS = Path(__file__).parent / "results"
 
 

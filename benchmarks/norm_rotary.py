@@ -33,6 +33,8 @@ Contender = Callable[[], Any]
 
 def rows() -> list[Row]:
     """Norm, rotate and append without gradients, and a forward with its backward."""
+    if torch.cuda.is_available():
+        return importlib.import_module("benchmarks.gpu_norm_rotary").rows()
     found = []
     for (batch, seq, dtype), wanted in APPENDED.items():
         found += _appended(_Case(batch, seq, dtype), wanted)

@@ -27,7 +27,7 @@ __all__ = ["build"]
 
 HUB = Path(__file__).parent
 LOCANT = HUB.parent / "src" / "locant"
-NATIVE = ("rotary.c", "numbers.h", "sharing.h")
+NATIVE = ("rotary.c", "norm_rotary.c", "rotation.h", "norm_rows.h", "numbers.h", "sharing.h")
 """The C sources of this kernel."""
 TYPES_ALONE = "TYPE_CHECKING = False  # as type checkers know it without an import\nif TYPE_CHECKING:\n    \\1"
 BLANK = ("positions/__init__.py",)

@@ -1,7 +1,8 @@
 """Rotary position embeddings (RoPE), with angles that are exact at every position below 2**31.
 
 Forward and backward, queries and keys together or one tensor alone, all dimensions of a head or the first ones, in
-half or interleaved layout, in place or not. On a CPU by C code where the build has it, on a GPU by Triton.
+half or interleaved layout, in place or not. On a CPU by C code where the build has it, on a GPU by Triton. With a
+`HeadNorm`, queries and keys get the RMSNorm of their heads in the same pass.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from hub.rotary import layers
 from locant.kernels import rotary
+from locant.kernels.norm_rotary import HeadNorm, norm_and_rotate
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.frequencies import inverse_frequencies
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from locant.kernels.rotary import Layout
 
-__all__ = ["Angles", "angles", "inverse_frequencies", "layers", "rotate"]
+__all__ = ["Angles", "HeadNorm", "angles", "inverse_frequencies", "layers", "rotate"]
 
 
 def angles(inv_freq: Sequence[float | Decimal], mode: AngleMode = "exact", *, attention_factor: float = 1.0) -> Angles:
@@ -45,6 +47,7 @@ def rotate(
     layout: Layout = "half",
     inverse: bool = False,
     inplace: bool = False,
+    norm: HeadNorm | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The queries and keys, rotated by the angles of their positions; differentiable.
 
@@ -57,6 +60,12 @@ def rotate(
         layout: ``"half"`` pairs dimension i with i + pairs (Llama), ``"interleaved"`` 2i with 2i + 1 (GPT-J).
         inverse: rotate by the negative angles.
         inplace: write into `q` and `k`.
+        norm: the RMSNorm of each head before the rotation (Qwen3, Gemma 3), or of all heads of a token (OLMo 2). Its
+            weights get gradients, too.
     """
     tables = angles.tables(q.device, min_index=None)
+    if norm is not None:
+        if inverse:
+            raise ValueError("got inverse=True with a norm, whose inverse is unknown; pass norm=None")
+        return norm_and_rotate(q, k, positions, tables, layout, norm, inplace=inplace)
     return rotary.rotate(q, k, positions, tables, layout, inverse=inverse, inplace=inplace)

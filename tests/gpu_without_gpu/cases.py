@@ -11,7 +11,9 @@ from locant.kernels.rotary.reference import Tables
 from tests.gpu_without_gpu.launcher import Launch, device, launches
 from tests.gpu_without_gpu.outcomes import atomics, target
 
-__all__ = ["CASES", "UNCOUNTED", "There", "launched", "require_fit", "require_registers", "rotate"]
+__all__ = [
+    "CASES", "UNCOUNTED", "There", "launched", "norm_and_rotate", "require_fit", "require_registers", "rotate",
+]  # fmt: skip
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 There = Callable[..., Any]
@@ -35,6 +37,29 @@ def rotate(
     triton._LAUNCHES.clear()  # in the eyes of tensors all these devices are one
     with device(capability):
         return launches(triton.rotate_, q, k, *out, index, tables, layout, False)
+
+
+def norm_and_rotate(
+    capability: int, head_dim: int, dtype: torch.dtype, layout: str, rotary_dim: int | None = None, *,
+    over_heads: bool = False, **options: Any,
+) -> list[Launch]:  # fmt: skip
+    """The launches that norm, rotate and append 32 heads of queries and 8 of keys, and those of their backward."""
+    from locant.kernels.norm_rotary import HeadNorm, triton
+    from locant.kernels.rotary.triton import _LAUNCHES
+
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    tables = Tables(torch.empty(4, 256, rotary_dim // 2, 2, dtype=FP64), levels=2)
+    q, k = torch.empty(1, 32, 5, head_dim, dtype=dtype), torch.empty(1, 8, 5, head_dim, dtype=dtype)
+    weights = (torch.empty(head_dim * (x.shape[1] if over_heads else 1), dtype=dtype) for x in (q, k))
+    norm, index = HeadNorm(*weights, **options), torch.zeros(1, 5, dtype=torch.long)
+    cache = torch.empty(2, 1, 8, 64, head_dim, dtype=dtype)[:, :, :, 3:8]
+    _LAUNCHES.clear()
+    with device(capability):
+        forward = launches(
+            triton.norm_and_rotate_, q, k, torch.empty_like(q), cache[0], index, tables, layout, norm, k, cache[1]
+        )
+        grads = torch.empty_like(q), torch.empty_like(k)
+        return forward + launches(triton.norm_and_rotate_backward, *grads, q, k, index, tables, layout, norm)
 
 
 def gradient_of_biases(
@@ -64,6 +89,11 @@ CASES: dict[str, tuple[Callable[..., list[Launch]], tuple[Any, ...], dict[str, A
     "several axes, partial, far, YaRN": (rotate, (96, FP32, "half", 64), {"axes": 3, "attention_factor": 1.25}),
     "float32 angles": (rotate, (64, FP16, "interleaved"), {"float32_angles": True}),
     "float64": (rotate, (64, FP64, "half"), {}),
+    "norm": (norm_and_rotate, (128, BF16, "half"), {}),
+    "norm, interleaved, Gemma": (norm_and_rotate, (256, BF16, "interleaved"), {"plus_one": True}),
+    "norm over all heads": (norm_and_rotate, (128, BF16, "half"), {"over_heads": True, "round_before_weight": False}),
+    "norm, partial": (norm_and_rotate, (128, FP16, "half", 64), {}),
+    "norm, float32": (norm_and_rotate, (80, FP32, "interleaved"), {}),
     "learned bias": (gradient_of_biases, (64, BF16, False), {}),
     "learned bias, packed": (gradient_of_biases, (128, FP16, True), {"beside": True}),
     "learned bias, wide heads, packed": (gradient_of_biases, (256, BF16, True), {}),

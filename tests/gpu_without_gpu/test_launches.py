@@ -13,7 +13,15 @@ import pytest
 import torch
 
 import locant
-from tests.gpu_without_gpu.cases import CASES, There, launched, require_fit, require_registers, rotate
+from tests.gpu_without_gpu.cases import (
+    CASES,
+    There,
+    launched,
+    norm_and_rotate,
+    require_fit,
+    require_registers,
+    rotate,
+)
 from tests.gpu_without_gpu.launcher import CAPABILITIES, fresh_process
 from tests.gpu_without_gpu.outcomes import contracted
 
@@ -55,6 +63,20 @@ def test_the_rotation_of_every_head_keeps_to_its_registers_and_rounds_its_produc
         (launch,) = there(rotate, capability, head_dim, dtype, layout, rotary_dim)
         require_registers(launch, capability)
         assert contracted(launch.ptx) == 0
+
+
+@pytest.mark.parametrize(("head_dim", "capability"), [(2, 90), (72, 80), (96, 90), (192, 80), (512, 100)])
+def test_the_norm_of_every_head_keeps_to_its_registers_and_rounds_its_products(
+    there: There, head_dim: int, capability: int
+) -> None:
+    """Forward and backward, for each dtype whole in one of the layouts, and for a part of a head."""
+    for dtype, layout, rotary_dim in (
+        (torch.bfloat16, "half", None), (torch.float32, "interleaved", None), (torch.float64, "half", None),
+        (torch.float16, "half", max(2, head_dim // 4 * 2)),
+    ):  # fmt: skip
+        for launch in there(norm_and_rotate, capability, head_dim, dtype, layout, rotary_dim):
+            require_registers(launch, capability)
+            assert contracted(launch.ptx) == 0
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

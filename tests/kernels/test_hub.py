@@ -69,6 +69,24 @@ def test_it_rotates_in_place_and_back(rotary: ModuleType) -> None:
     assert_close(rotary.rotate(rotated, None, index, angles, inverse=True)[0], q)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_it_norms_in_the_same_pass(rotary: ModuleType, inplace: bool) -> None:
+    """The norm of a head by its formula, and the gradient of its weight by finite differences."""
+    index, angles = far_positions(1, 3), rotary.angles(rotary.inverse_frequencies(HEAD_DIM, BASE))
+    q, weight = torch.randn(1, 2, 3, HEAD_DIM, dtype=torch.float64), torch.randn(HEAD_DIM, dtype=torch.float64)
+    normed = q / (q.square().mean(-1, keepdim=True) + 0.01).sqrt() * (weight + 1)
+    norm = rotary.HeadNorm(weight, None, eps=0.01, plus_one=True)
+    found, _ = rotary.rotate(q.clone(), None, index, angles, norm=norm, inplace=inplace)
+    assert_close(found, truth(normed, index, "half", HEAD_DIM))
+
+    def of_weight(weight: torch.Tensor) -> torch.Tensor:
+        return rotary.rotate(q.clone(), None, index, angles, norm=rotary.HeadNorm(weight, None))[0]
+
+    assert torch.autograd.gradcheck(of_weight, weight.requires_grad_())
+    with pytest.raises(ValueError, match="norm=None"):
+        rotary.rotate(q, None, index, angles, norm=norm, inverse=True)
+
+
 @pytest.mark.unchecked
 def test_a_compiler_sees_an_operator_of_its_own(rotary: ModuleType) -> None:
     angles = rotary.angles([1.0])

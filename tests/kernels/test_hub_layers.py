@@ -19,6 +19,7 @@ from torch import Tensor
 import locant
 from hub.build import build
 from tests.engines.record import record
+from tests.tolerances import LOGITS, assert_close
 
 kernels = pytest.importorskip("kernels", reason="the Hub's library is not installed: pip install kernels")
 transformers = pytest.importorskip("transformers")
@@ -160,6 +161,64 @@ def test_exact_angles_have_the_bits_of_a_swapped_model(name: str, start: int, fo
     assert torch.equal(found, expected)
     if start:
         assert (found - model(IDS, position_ids=places).logits).abs().max() > 0.01, "its angles are those of float32"
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3": {}, "olmo2": {}, "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # the name that all versions take
+def test_attention_with_the_norm_in_the_same_pass_is_the_models_attention(kind: str, folder: Path) -> None:
+    """With exact angles the logits have the same bits. Gemma 3 has two kinds of them, and float32 is exact near 0."""
+    model = _model(kind, **LAYERS[kind])
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "_norm" in name:
+                weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)) / 4)
+    angles = {} if kind == "gemma3_text" else {f"angles_{kind}": "exact_angles"}
+    kernels.replace_kernel_forward_from_hub(type(model.model.rotary_emb), f"angles_{kind}")
+    kernels.replace_kernel_forward_from_hub(type(model.model.layers[0].self_attn), f"attention_{kind}")
+    with _kernelized(model, folder, kernels.Mode.TRAINING, **angles):
+        expected = model(IDS, use_cache=False).logits
+        of_theirs = _gradients(model, expected)
+    with _kernelized(model, folder, kernels.Mode.TRAINING, **{f"attention_{kind}": "qk_norm_attention"}):
+        with _passes() as passes:
+            found = model(IDS, use_cache=False).logits
+        of_ours = _gradients(model, found)
+        with torch.no_grad():
+            first = model(IDS[:, :-1], use_cache=True)
+            step = model(IDS[:, -1:], past_key_values=first.past_key_values).logits
+    assert len(passes) == SIZES["num_hidden_layers"]
+    assert_close(found, expected)
+    assert torch.equal(found, expected) or not angles
+    assert float((step - found[:, -1:]).abs().max()) <= LOGITS * float(found.abs().max())
+    for name, gradient in of_theirs.items():
+        assert_close(of_ours[name] / gradient.abs().max(), gradient / gradient.abs().max())
+
+
+@contextmanager
+def _passes() -> Iterator[list[Any]]:
+    """The calls of norm and rotation by the layers of the kernel."""
+    calls: list[Any] = []
+    with pytest.MonkeyPatch.context() as patches:
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("_locant_rotary") and name.endswith(".layers"):
+                run = module.norm_and_rotate
+                patches.setattr(module, "norm_and_rotate", lambda *x, run=run: (calls.append(x), run(*x))[1])
+        yield calls
+
+
+def test_norms_of_other_kinds_are_refused(folder: Path) -> None:
+    layers = kernels.get_local_kernel(folder, backend="cpu").layers
+
+    class Centred(torch.nn.LayerNorm):
+        def __init__(self, width: int, eps: float) -> None:
+            super().__init__(width, eps, bias=False)
+
+    with pytest.raises(ValueError, match="RMSNorm of Qwen3"):
+        layers._norm_settings(Centred, 1e-6)
 
 
 def test_functions_that_turn_otherwise_are_refused(folder: Path) -> None:

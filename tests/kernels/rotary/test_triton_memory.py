@@ -119,7 +119,9 @@ def test_memory_laid_out_otherwise_gives_the_same_bits(memory: str, layout: str,
     assert all(map(torch.equal, rotate_pairs(place, other), expected))
     into = lay(torch.full_like(given.q, torch.nan).to(device)), lay(torch.full_like(given.k, torch.nan).to(device))
     assert all(map(torch.equal, rotate_pairs(place, given, into=into), expected))
+    version = other.q._version
     assert all(map(torch.equal, rotate_pairs(place, other, into=(other.q, other.k)), expected))
+    assert other.q._version > version, "torch's graph does not see that q is overwritten"
 
 
 def gapped_index(index: Tensor) -> Tensor:

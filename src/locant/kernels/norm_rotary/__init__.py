@@ -15,6 +15,8 @@ Kernels have these signatures, beside those of `kernels/rotary/op.py`, which des
     out_q, out_k any strides without overlap: new memory, q and k themselves, or views into a cache
     v, out_v     optional, together: v [batch, kv_heads, seq, any width] is copied into out_v in the same launch
 
+`triton.norm_and_rotate_` also takes `slots`, int64 [batch or 1, seq], with which tokens go to any places of a cache.
+
 The backward is deterministic. Its results are new tensors in the dtypes of q, k and the weights, None where the tensor
 is None.
 """

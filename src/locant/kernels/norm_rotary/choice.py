@@ -20,6 +20,6 @@ def choose_kernel(q: Tensor, positions: Tensor, tables: Tables, norm: HeadNorm |
     KernelChoice(kernel='reference', why='there is no kernel for meta')
     """
     if q.device.type != "cpu":
-        return KernelChoice("reference", rotary.choose_kernel(q, positions, tables).why)
+        return rotary.choose_kernel(q, positions, tables)  # Triton supports the norm of all that it can rotate
     reason = cpu.why_not_native(q, positions, tables, norm)
     return KernelChoice("native", "q is on a CPU") if reason is None else KernelChoice("reference", reason)

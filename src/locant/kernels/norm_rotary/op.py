@@ -10,6 +10,7 @@ The backward needs the inputs. So if a gradient is needed, a rotation in place k
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, overload
 
 import torch
@@ -116,18 +117,26 @@ def _run(
     positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm | None,
     v: Tensor | None = None, out_v: Tensor | None = None,
 ) -> None:  # fmt: skip
-    is_native = choose_kernel(q, positions, tables, norm).kernel == "native"
-    norm_and_rotate_ = cpu.norm_and_rotate_ if is_native else reference.norm_and_rotate_
-    norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
+    kernels = _kernels(q, positions, tables, norm)
+    kernels.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
 
 
 def _run_backward(
     grad_q: Tensor, grad_k: Tensor | None, q: Tensor, k: Tensor | None,
     positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    is_native = choose_kernel(q, positions, tables, norm).kernel == "native"
-    backward = cpu.norm_and_rotate_backward if is_native else reference.norm_and_rotate_backward
-    return backward(grad_q, grad_k, q, k, positions, tables, layout, norm)
+    kernels = _kernels(q, positions, tables, norm)
+    return kernels.norm_and_rotate_backward(grad_q, grad_k, q, k, positions, tables, layout, norm)
+
+
+def _kernels(q: Tensor, positions: Tensor, tables: Tables, norm: HeadNorm | None) -> ModuleType:
+    """Return the module with the kernels that support these tensors."""
+    kernel = choose_kernel(q, positions, tables, norm).kernel
+    if kernel == "triton":
+        from locant.kernels.norm_rotary import triton
+
+        return triton
+    return cpu if kernel == "native" else reference
 
 
 def _needs_grad(q: Tensor, k: Tensor | None, norm: HeadNorm) -> bool:
