@@ -137,7 +137,8 @@ def _see_also(lesson: str, results: str) -> str:
 @cache
 def _recorded() -> frozenset[str]:
     """The encodings, with their scalings, that the comparison suite has recorded."""
-    return frozenset(record["encoding"] for record in read_recorded("v1-tiny")["records"])
+    found = read_recorded("v1-tiny")
+    return frozenset(record["encoding"] for record in found["records"]) if found else frozenset()
 
 
 def _path(kind: type[PositionEncoding]) -> str:
