@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
+
 import locant
 from docs.generator.markdown import linked_papers, opening, picture, table
 from docs.generator.models import presets_of
+from locant.lab.results import read_recorded
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import Scaling
 from locant.report.explain import METHODS
@@ -103,7 +107,38 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
    :members:
    :exclude-members: info, is_arithmetic, is_traceable_per_pair, extra_repr
 ```
+
+## See also
+
+{_links(name, kind)}
 """
+
+
+LESSONS = {"embed": "addition", "rotate": "rotation", "bias": "biases"}
+"""The lesson about each method, which has a live figure."""
+
+
+def _links(name: str, kind: type[PositionEncoding]) -> str:
+    """The lesson of an encoding with its live figure, its measured results, and the models that have it."""
+    lesson = next((LESSONS[method] for method in kind.methods() if method in LESSONS), "addition")
+    recorded = any(re.split("[+@]", each)[0] == name for each in _recorded())
+    results = "[losses and tasks beyond the trained length](#results)" if recorded else "not recorded yet"
+    return _see_also(lesson, f"{results}, and [what papers claim](#published)")
+
+
+def _see_also(lesson: str, results: str) -> str:
+    return f"""- Lesson: [](#course-{lesson})
+- Live figure: [in the lesson](#lesson-{lesson}), and [more without Python](#without-python)
+- Results: {results}
+- Models: [which model has which encoding](#models-table)
+- Choose: [which encoding?](#which-encoding)"""
+
+
+@cache
+def _recorded() -> frozenset[str]:
+    """The encodings, with their scalings, that the comparison suite has recorded."""
+    found = read_recorded("v1-tiny")
+    return frozenset(record["encoding"] for record in found["records"]) if found else frozenset()
 
 
 def _path(kind: type[PositionEncoding]) -> str:
@@ -153,4 +188,8 @@ locant compare --encodings rotary,rotary+{name}
 .. autoclass:: locant.scaling.{kind.__name__}
    :members: effective_attention_factor, length_threshold
 ```
+
+## See also
+
+{_see_also("stretching", "[a real model read further than it was trained](#guide-how-far)")}
 """
