@@ -15,24 +15,32 @@ import pytest
 import torch
 from torch import nn
 
-from locant import InputEmbedding, KVCache, Learned, SegmentEmbedding, TokenEmbedding, embedding
-from locant.embedding import QuantisedEmbedding
+from locant import InputEmbedding, KVCache, Learned, NGramEmbedding, SegmentEmbedding, TokenEmbedding, embedding
+from locant.embedding import NGramGate, NGramHash, QuantisedEmbedding
 from locant.errors import RangeError
-from tests.odd import POSITIVE, REAL, parameters, require_refused
+from tests.odd import FLAG, POSITIVE, REAL, parameters, require_refused
 from tests.refusal import refuses
 
-SAMPLE = {"vocab_size": 11, "d_model": 8, "num_segments": 2, "table": TokenEmbedding(11, 8)}
+HASHING = NGramHash.of(orders=(2,), heads=1, size=7, vocab_size=11)
+SAMPLE = {
+    "vocab_size": 11, "d_model": 8, "num_segments": 2, "table": TokenEmbedding(11, 8),
+    "hashing": HASHING, "width": 4, "rows_width": 4,
+}  # fmt: skip
 CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and issubclass(one, nn.Module)]
 
 ACCEPTED: dict[str, Collection[str]] = {
     "scale": {"None"} | REAL, "scale_sum": {"None"} | REAL, "max_seq_len": {"None"},
     "init_std": {"None", "0"} | POSITIVE, "padding_idx": {"None", "0", "-1"},
     "dropout": {"0", "tiny"}, "max_len": {"None"}, "encoding": {"None"}, "norm": {"None"}, "backend": {"None"},
-    "InputEmbedding.num_segments": {"0"},
+    "InputEmbedding.num_segments": {"0"}, "ngrams": {"None"}, "num_rows": {"None"}, "token_map": {"None"},
+    "kernel_size": {"0"}, "eps": {"0"} | POSITIVE, "bias": FLAG,
 }  # fmt: skip
 typed = pytest.mark.unchecked  # the shape checks refuse the numbers of other libraries
 
-OTHERS = {"encoding", "norm", "backend", "scale", "scale_sum", "init", "combine", "table", "code"}
+OTHERS = {
+    "encoding", "norm", "backend", "scale", "scale_sum", "init", "combine", "table", "code", "hashing", "token_map",
+    "ngrams",
+}  # fmt: skip
 """Parameters that are no numbers, or may be a name."""
 
 
@@ -50,7 +58,8 @@ def test_an_odd_argument_is_refused_by_name(build: type, required: dict[str, Any
 
 
 def test_no_class_is_forgotten() -> None:
-    assert {TokenEmbedding, SegmentEmbedding, InputEmbedding, QuantisedEmbedding} == set(CLASSES)
+    modules = {TokenEmbedding, SegmentEmbedding, InputEmbedding, QuantisedEmbedding, NGramEmbedding, NGramGate}
+    assert modules == set(CLASSES)
 
 
 def test_a_class_is_no_norm_and_no_encoding() -> None:

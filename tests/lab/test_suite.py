@@ -13,7 +13,7 @@ from locant import RangeError
 from locant.lab import Settings, compare, results
 from locant.lab import training as trainings
 from locant.lab.results import SCHEMA, add_recorded, plain_settings, read_recorded_suite
-from locant.lab.settings import SIZES, SUITES, TEXT, size_of
+from locant.lab.settings import ADDED, SIZES, SUITES, TEXT, size_of
 from locant.lab.task_learning import CHOOSING, MEASURED, Accuracy
 from locant.lab.task_summary import scores
 from locant.lab.training import SWEEP_SEED, Training
@@ -189,4 +189,4 @@ def test_the_schema_of_what_is_recorded_is_that_of_today() -> None:
         assert whole["late"] == []
         assert len(settings["encodings"]) >= 15
         again = Settings(suite="v1", encodings=(*settings["encodings"],), **SIZES[size_of(settings)])
-        assert json.loads(json.dumps(plain_settings(again, settings["text"]))) == settings
+        assert json.loads(json.dumps(plain_settings(again, settings["text"]))) == ADDED | settings

@@ -100,6 +100,9 @@ class InputEmbedding(DeferredErrorModule):
         self.token = TokenEmbedding(
             vocab_size, width, scale=scale, init=init, init_std=init_std, padding_idx=padding_idx
         )
+        if ngrams is not None and not isinstance(ngrams, NGramEmbedding):
+            got = f"got {short_repr(ngrams)} for ngrams, expected an NGramEmbedding or None"
+            raise RangeError(got, "NGramEmbedding.from_config(config)")
         if ngrams is not None and ngrams.output_width != self.token.d_model:
             got = f"got n-grams of width {ngrams.output_width} for an embedding of d_model={self.token.d_model}"
             raise ShapeError(got, f"NGramEmbedding(hashing, {self.token.d_model}, combine='sum')")

@@ -294,6 +294,11 @@ def _compressed_text(backend: Any, normalizer: Any, number: int) -> str:
 
 
 def _check_token_map(token_map: Tensor | np.ndarray, vocab_size: int) -> Int[Tensor, " ids"]:
+    if not isinstance(token_map, Tensor | np.ndarray) or (
+        isinstance(token_map, np.ndarray) and token_map.dtype.kind not in "iub"
+    ):
+        got = f"got {short_repr(token_map)} for token_map, expected an array with one integer for each id"
+        raise ShapeError(got, "pass compressed_ids(tokenizer)")
     # the values are read here, although the module may be built on the meta device
     numbers = token_map if isinstance(token_map, Tensor) else torch.from_numpy(np.array(token_map))
     if numbers.ndim != 1 or numbers.is_floating_point() or numbers.dtype == torch.bool or not len(numbers):

@@ -216,6 +216,8 @@ def _name_of(text: str) -> str:
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):
         return scaling
+    if difflib.get_close_matches(text, STRETCHES, cutoff=0.8):  # a typing error
+        return text
     try:
         name = name_of(text)
     except LocantError as error:

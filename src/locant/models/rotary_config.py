@@ -48,6 +48,7 @@ from locant.positions.encodings.rotary_by_head import UnequalAngles
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, LongRoPE, Proportional, Scaling
 from locant.positions.temperature import Temperature
+from locant.shell import shell_word
 
 SHARE = "partial_rotary_factor"
 
@@ -215,7 +216,7 @@ def _require_rotary(config: Config, keys: RotaryKeys, allow_no_rotation: bool) -
     if keys.no_rotation is not None and not allow_no_rotation:
         remedy = PythonRemedy(
             "locant.encoding_from_config(config, allow_no_rotation=True), to compute what its code computes",
-            words=f"locant explain {config['model_type']}, which shows what its code computes",
+            words=f"locant explain {shell_word(config['model_type'])}, which shows what its code computes",
         )
         raise InputError(f"got {config['model_type']}, {keys.no_rotation}", remedy)
 

@@ -73,9 +73,9 @@ class RowsByDistance:
     Args:
         make: a function that returns the rows of some distances, ``* distances width``.
 
-    >>> rows = RowsByDistance(lambda distance: distance[:, None] * 10)
+    >>> rows = RowsByDistance(lambda distance: distance[:, None] * 10.0)
     >>> rows.between(-1, 2).flatten()
-    tensor([ 20,  10,   0, -10])
+    tensor([ 20.,  10.,   0., -10.])
     """
 
     def __init__(self, make: Callable[[Int[Tensor, " distances"]], Tensor]) -> None:

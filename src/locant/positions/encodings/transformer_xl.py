@@ -162,10 +162,10 @@ class TransformerXL(PositionEncoding):
             table = self._rows(first, first + rows + columns - 2, dtype)[heads]
             return _shift(exact_dot(biased, table, dtype), columns)
         distance, largest = distances(queries, keys), largest_distance(queries, keys)
-        if distance.numel() and host_can_read(distance):
-            first, last = (int(x) for x in distance.aminmax())
-        elif largest is not None:
+        if largest is not None and (largest < distance.numel() or not host_can_read(distance)):
             first, last = -largest, largest
+        elif distance.numel() and host_can_read(distance):
+            first, last = (int(x) for x in distance.aminmax())
         else:
             return self._position_term_by_angles(biased, queries, keys, heads, dtype)
         if last - first < 2 * distance.numel():
