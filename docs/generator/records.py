@@ -1,4 +1,4 @@
-"""What the repository keeps beside the package: the list of known bugs, and what was measured."""
+"""The measurements that the repository keeps beside the package."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ from typing import Any
 
 from locant.report.benchmarks import PLACES, read_benchmarks, table
 
-__all__ = ["ROOT", "benchmarks", "difference", "engines", "known_bugs"]
+__all__ = ["ROOT", "benchmarks", "difference", "engines"]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = re.compile(r"https?://[^\s()]+")
-
-
-def known_bugs(museum: str) -> str:
-    r"""The table of entries in the museum's own page, with a link to every thread.
-
-    >>> known_bugs("## Entries\n| entry | source |\n| --- | --- |\n| 1 | a/b#7 |").splitlines()[-1]
-    '| 1 | [a/b#7](https://github.com/a/b/issues/7) |'
-    """
-    rows = [line for line in museum.partition("## Entries")[2].splitlines() if line.startswith("|")]
-    thread = r"\b([\w.-]+/[\w.-]+)#(\d+)"
-    return re.sub(thread, r"[\1#\2](https://github.com/\1/issues/\2)", "\n".join(rows))
 
 
 def benchmarks() -> str:

@@ -17,6 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import locant
+from docs.generator import known_bugs
 from docs.generator.api import api_pages
 from docs.generator.command_line import command_line
 from docs.generator.encodings import encoding_page, question, scaling_page, title
@@ -26,7 +27,7 @@ from docs.generator.models import title as family_title
 from docs.generator.models_table import models_table
 from docs.generator.reach import how_far, reused_keys
 from docs.generator.real_models import position_bugs
-from docs.generator.records import ROOT, benchmarks, engines, known_bugs
+from docs.generator.records import benchmarks, engines
 from docs.generator.trained import page as trained_models
 from docs.generator.trained import pictures as pictures_of_trained_models
 from locant.figures.canvas import save
@@ -70,7 +71,8 @@ def pages() -> dict[str, str]:
         **api_pages(own),
         **_indexes(),
         "command-line.md": command_line(),
-        "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
+        "known_bugs.txt": known_bugs.entries(),
+        "famous_bugs.txt": known_bugs.famous(),
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
         "how_far.txt": how_far(),
@@ -87,6 +89,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
         **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in SCALINGS},
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
         **pictures_of_trained_models(),
+        **known_bugs.pictures(),
     }
 
 
