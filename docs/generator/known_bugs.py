@@ -94,8 +94,8 @@ def entries(bugs: Sequence[Mapping[str, Any]] | None = None, record: Mapping[str
         f"""(all-known-bugs)=
 ## All {len(bugs)} entries
 
-The cost of {measured} entries was measured in [trained models](#guide-position-bugs). The numbers of the entries are those of
-the tests in `tests/known_bugs`."""
+The cost of {measured} entries was measured in [trained models](#guide-position-bugs). The numbers of the
+entries are those of the tests in `tests/known_bugs`."""
     ]
     for subject, heading in SUBJECTS.items():
         members = [each for each in bugs if _subject(each) == subject]

@@ -5,16 +5,34 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from locant.lab.results import read_recorded
+from locant.positions.registry import encodings
 from locant.report.benchmarks import PLACES, read_benchmarks, table
 
-__all__ = ["ROOT", "benchmarks", "difference", "engines"]
+__all__ = ["ROOT", "benchmarks", "difference", "engines", "recorded"]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = re.compile(r"https?://[^\s()]+")
+
+
+def recorded(names: Iterable[str] | None = None) -> str:
+    """Return how many encodings the results have, and which they lack.
+
+    >>> recorded(["rotary", "rotary+yarn", "alibi@randomized"]).partition(":")[0]
+    'The results have 2 of 32 encodings'
+    """
+    if names is None:
+        names = {record["encoding"] for record in read_recorded("v1-tiny")["records"]}
+    measured = {re.split("[+@]", name)[0] for name in names}
+    shown, missing = ([f"`{name}`" for name in encodings() if (name in measured) is there] for there in (True, False))
+    return (
+        f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}. "
+        f"The others are not recorded yet, or are for images or sound: {', '.join(missing)}."
+    )
 
 
 def benchmarks() -> str:
