@@ -100,7 +100,7 @@ entries are those of the tests in `tests/known_bugs`."""
     for subject, heading in SUBJECTS.items():
         members = [each for each in bugs if _subject(each) == subject]
         if members:
-            parts.append(f"## {heading}")
+            parts.append(f"### {heading}")
             parts += ["\n".join(_entry(each, costs[each["entry"]])) for each in members]
     return "\n\n".join(parts)
 
@@ -174,7 +174,7 @@ def _subject(bug: Mapping[str, Any]) -> str:
 
 def _entry(bug: Mapping[str, Any], costs: Sequence[str]) -> Iterator[str]:
     yield f"(known-bug-{bug['entry']})="
-    yield f"### {bug['entry']}. {bug['title']}\n"
+    yield f"#### {bug['entry']}. {bug['title']}\n"
     yield f"{bug['story']}\n"
     yield f"- **Reported in** {_links(bug)}"
     yield from (f"- **Cost**: {each}" for each in costs)

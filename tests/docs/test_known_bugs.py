@@ -21,7 +21,7 @@ from tests.known_bugs.catalog import entries as catalog
 
 ROOT = Path(__file__).parents[2]
 PAGE = entries()
-SECTIONS = dict(re.findall(r"\(known-bug-(\w+)\)=\n(### .*?)(?=\n\(known-bug|\n## |\Z)", PAGE, flags=re.DOTALL))
+SECTIONS = dict(re.findall(r"\(known-bug-(\w+)\)=\n(#### .*?)(?=\n\(known-bug|\n### |\Z)", PAGE, flags=re.DOTALL))
 LARGEST = 50_000
 """The largest picture, in bytes."""
 
@@ -31,7 +31,7 @@ def test_every_entry_has_its_facts() -> None:
     assert SECTIONS.keys() == {each.number for each in catalog()}
     for each in catalog():
         section = SECTIONS[each.number]
-        facts = (f"### {each.number}. {each.title}\n", each.story, each.check, f"`{each.test}`")
+        facts = (f"#### {each.number}. {each.title}\n", each.story, each.check, f"`{each.test}`")
         assert [fact for fact in facts if fact not in section] == []
         assert [name for name, address in each.sources if name not in section or address not in section] == []
 

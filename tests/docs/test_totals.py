@@ -32,7 +32,8 @@ def wrong_claims(text: str, total: int) -> list[str]:
 
 
 def test_pages_claim_no_more_encodings_than_there_are() -> None:
-    assert wrong_claims("Every positional encoding, 31 positional encodings, each encoding on a text, 2 of 32 encodings.", 32) == [
+    claims = "Every positional encoding, 31 positional encodings, each encoding on a text, 2 of 32 encodings."
+    assert wrong_claims(claims, 32) == [
         "31 positional encodings", "Every positional encoding", "each encoding on a text",
     ]  # fmt: skip
     wrong = {page: found for page, text in PAGES.items() if (found := wrong_claims(text, len(encodings())))}
