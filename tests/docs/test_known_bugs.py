@@ -18,6 +18,7 @@ from locant.position_costs import costs
 from locant.scaling import DynamicNTK
 from tests.known_bugs.catalog import count, docstrings
 from tests.known_bugs.catalog import entries as catalog
+from tests.tolerances import assert_close
 
 ROOT = Path(__file__).parents[2]
 PAGE = entries()
@@ -82,7 +83,7 @@ def test_the_fix_of_cached_keys_gives_the_keys_of_one_call() -> None:
     names = scope()
     exec(FAMOUS["mixed-frequencies"].fix, names)  # noqa: S102  # the page's own lines
     at_once = names["rotary"].for_length(6).rotate_one(torch.ones(1, 1, 6, 8), Positions.arange(6))
-    torch.testing.assert_close(names["keys"], at_once)
+    assert_close(names["keys"], at_once)
 
 
 @pytest.mark.parametrize("name", FAMOUS)

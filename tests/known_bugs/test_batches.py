@@ -104,7 +104,7 @@ def test_104_every_layout_has_the_attention_factor() -> None:
     GaijinEntertainment/daScript#3479: The code for one layout multiplied by the attention factor. The code for the
     other layout did not.
 
-    Check: `locant.probe(rotate, head_dim=64)` in each layout reports a factor that lengths are multiplied by.
+    Check: `locant.probe(rotate, head_dim=64)` prints the factor of queries and keys, in each layout.
 
     Test: both layouts with the factor 1.4.
     """

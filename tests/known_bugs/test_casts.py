@@ -50,7 +50,7 @@ def test_01_tables_survive_half() -> None:
     EleutherAI/gpt-neox#1003: The table of cosines was computed in the dtype of the model, and a product of position and
     frequency has only 11 bits in float16. The cosine at position 1,857 was off by 0.78.
 
-    Check: `locant.probe(rotate, head_dim=64)` on your rotation in half precision names the dtype of its angles.
+    Check: `locant.probe(rotate, head_dim=64)` reports scores that depend on more than distances.
 
     Test: cosines after `half()` against 50 digits; constants of every code, alone and inside a model.
     """

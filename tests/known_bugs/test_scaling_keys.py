@@ -101,7 +101,7 @@ def test_42_every_key_has_an_effect_or_is_named() -> None:
     vllm-project/vllm#46280 and #48351, ml-explore/mlx-lm#1507: An engine used the factor 1.4159 where the configuration
     had 1.0. Its list of keys to pass on was older than `attention_factor`, and dropped it.
 
-    Check: `locant explain FOLDER` prints the scaling, and names every key that has no effect.
+    Check: `locant.encoding_from_config(config)` warns about every key that has no effect.
 
     Test: five keys of YaRN, a misspelt one among them; every key of every scaling in `tests/models`.
     """
