@@ -43,7 +43,7 @@ def contenders(rows: int, new: int, cached: int, dtype: torch.dtype) -> dict[str
 
     def three() -> None:
         normed = (F.rms_norm(x, (WIDTH,), weight, 1e-6) for x in (q, k))
-        cache.append(rotary.rotate(*normed, positions, inplace=True)[1], v, positions)
+        cache.append(rotary.rotate(*normed, positions=positions, inplace=True)[1], v, positions)
         cache.truncate(cached)
 
     def two() -> None:

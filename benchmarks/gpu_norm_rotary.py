@@ -84,7 +84,7 @@ def rows(device: str = "cuda", rounds: int = ROUNDS) -> list[Row]:
 
 def contenders(case: _Case) -> dict[str, Way]:
     """Every way to norm, rotate and append that is installed."""
-    rotary, norm, out = case.rotary, HeadNorm(*case.weights, EPS), torch.empty_like(case.q)
+    rotary, norm, out = case.rotary, HeadNorm(*case.weights, eps=EPS), torch.empty_like(case.q)
     tables = rotary.angles.tables(case.q.device, case.positions.max_index)
 
     def in_one_launch(q: Tensor, k: Tensor, v: Tensor) -> Parts:
@@ -128,7 +128,7 @@ def _flashinfer(case: _Case) -> Way:
         flat = [x.view(-1, each.shape[1], each.shape[3]) for x, each in zip(normed, (q, k), strict=True)]
         flashinfer.rope.apply_rope_pos_ids_inplace(*flat, index, rope_theta=BASE)
         turned = [x.unflatten(0, (len(q), -1)).transpose(1, 2) for x in flat]
-        return case.append(*turned, v)
+        return case.append(*turned, v=v)
 
     return way
 
@@ -145,7 +145,7 @@ def _liger(case: _Case) -> Way:
         normed = [
             LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False) for x, w in zip(rows, case.weights, strict=True)
         ]
-        return case.append(*LigerRopeFunction.apply(*(x.transpose(1, 2) for x in normed), cos, sin), v)
+        return case.append(*LigerRopeFunction.apply(*(x.transpose(1, 2) for x in normed), cos, sin), v=v)
 
     return way
 
@@ -185,7 +185,7 @@ def _transformer_engine(case: _Case) -> Way:
             apply_rotary_pos_emb(norm(x.transpose(1, 2)), angles, tensor_format="bshd", fused=True).transpose(1, 2)
             for x, norm in zip((q, k), norms, strict=True)
         ]
-        return case.append(*turned, v)
+        return case.append(*turned, v=v)
 
     return way
 
@@ -195,7 +195,7 @@ def _backwards(case: _Case) -> dict[str, Callable[[], object]]:
     leaves = [x.detach().clone().requires_grad_() for x in (case.q, case.k, *case.weights)]
     cotangents = [torch.randn_like(x) for x in leaves[:2]]
     into = [torch.empty_like(x) for x in leaves[:2]]
-    norm = HeadNorm(*leaves[2:], EPS)
+    norm = HeadNorm(*leaves[2:], eps=EPS)
     compiled = torch.compile(lambda q, k: _usual(case, q, k), dynamic=False, fullgraph=True)
 
     def running(out: tuple[Tensor, Tensor]) -> Callable[[], object]:
@@ -206,7 +206,7 @@ def _backwards(case: _Case) -> dict[str, Callable[[], object]]:
         "copy of both gradients into existing memory (the limit)": lambda: [
             x.copy_(y) for x, y in zip(into, cotangents, strict=True)
         ],
-        "locant": running(case.rotary.rotate(*leaves[:2], case.positions, norm=norm)),
+        "locant": running(case.rotary.rotate(*leaves[:2], positions=case.positions, norm=norm)),
         "torch, eager": running(_usual(case, *leaves[:2])),
         "torch.compile": running(compiled(*leaves[:2])),
     }

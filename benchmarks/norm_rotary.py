@@ -48,7 +48,7 @@ class _Case:
         )
         self.weights = [(1 + torch.randn(HEAD_DIM) / 4).to(dtype) for _ in range(2)]
         self.positions = Positions.after(1_024 if seq == 1 else 0, seq)
-        self.rotary, self.norm = Rotary(HEAD_DIM, base=1e6), HeadNorm(*self.weights, EPS)
+        self.rotary, self.norm = Rotary(HEAD_DIM, base=1e6), HeadNorm(*self.weights, eps=EPS)
         cos, sin = self.rotary.cos_sin(self.positions)
         self.cos, self.sin = (torch.cat([part, part], -1).to(dtype) for part in (cos, sin))
         self.words = f"{batch} x {HEADS} + {KV_HEADS} heads x {seq} x {HEAD_DIM}, {dtype}"

@@ -84,6 +84,7 @@ PLAN: tuple[Losses | Recall, ...] = (
         "frequencies-bfloat16", "positions-bfloat16", "positions-float16", "product-bfloat16", "local-base-everywhere",
         "window-everywhere",
     )),
+    Losses("gemma3", 16_384, 1, stride=4, only=("positions-bfloat16", "positions-float16", "local-base-everywhere")),
 )  # fmt: skip
 """The measurements, in their order. The loss of every `stride`-th token is computed.
 

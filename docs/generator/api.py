@@ -38,9 +38,9 @@ def _in(elsewhere: Mapping[type, str], value: object) -> bool:
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """The names of a module, by the shortest path that they are imported from."""
+    """The names of a module from a to z, by the shortest path that they are imported from."""
     names = getattr(module, "__all__", None) or dir(module)
-    for name in sorted(name for name in names if not name.startswith("_")):
+    for name in sorted((name for name in names if not name.startswith("_")), key=str.lower):
         value = getattr(module, name)
         if not inspect.ismodule(value) and str(getattr(value, "__module__", "")).startswith("locant"):
             short = name in locant.__all__ and getattr(locant, name) is value

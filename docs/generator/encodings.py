@@ -7,6 +7,7 @@ from typing import Any
 import locant
 from docs.generator.markdown import linked_papers, opening, picture, table
 from docs.generator.models import presets_of
+from docs.generator.records import recorded_names
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import KINDS, SCALINGS, Scaling, Unscaled
 from locant.report.explain import METHODS
@@ -106,7 +107,31 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
    :members:
    :exclude-members: info, is_arithmetic, is_traceable_per_pair, extra_repr
 ```
+
+## See also
+
+{_links(name, kind)}
 """
+
+
+LESSONS = {"embed": "addition", "rotate": "rotation", "bias": "biases"}
+"""The lesson about each method, which has a live figure."""
+
+
+def _links(name: str, kind: type[PositionEncoding]) -> str:
+    """The lesson of an encoding with its live figure, its measured results, and the models that have it."""
+    lesson = next((LESSONS[method] for method in kind.methods() if method in LESSONS), "addition")
+    is_recorded = name in recorded_names()
+    results = "[losses and tasks beyond the trained length](#results)" if is_recorded else "not recorded yet"
+    return _see_also(lesson, f"{results}, and [what papers claim](#published)")
+
+
+def _see_also(lesson: str, results: str) -> str:
+    return f"""- Lesson: [](#course-{lesson})
+- Live figure: [in the lesson](#lesson-{lesson}), and [more without Python](#without-python)
+- Results: {results}
+- Models: [which model has which encoding](#models-table)
+- Choose: [which encoding?](#which-encoding)"""
 
 
 def _path(kind: type[PositionEncoding]) -> str:
@@ -173,6 +198,10 @@ def scaling_page(name: str, kind: type[Scaling]) -> str:
 .. autoclass:: locant.scaling.{kind.__name__}
    :members: effective_attention_factor, length_threshold
 ```
+
+## See also
+
+{_see_also("stretching", "[a real model read further than it was trained](#guide-how-far)")}
 """
 
 

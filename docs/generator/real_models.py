@@ -59,8 +59,8 @@ def _findings(rows: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[s
         ]  # fmt: skip
         if hidden:
             yield (
-                f"In {title}, a test of 2,048 tokens does not see {_keys(hidden)}: they cost less than {HIDDEN} nats "
-                f"there and more than {PLAIN} at 8,192."
+                f"In {title}, a test of 2,048 tokens does not see {_keys(hidden)}. The cost is below {HIDDEN} nats "
+                f"there, and above {PLAIN} at 8,192."
             )
 
 

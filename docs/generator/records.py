@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,25 @@ from locant.lab.results import read_recorded
 from locant.positions.registry import encodings
 from locant.report.benchmarks import PLACES, read_benchmarks, table
 
-__all__ = ["ROOT", "benchmarks", "difference", "engines", "recorded"]
+__all__ = ["ROOT", "benchmarks", "difference", "engines", "recorded", "recorded_names"]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = re.compile(r"https?://[^\s()]+")
 
 
-def recorded(names: Iterable[str] | None = None) -> str:
+@cache
+def recorded_names() -> frozenset[str]:
+    """Return the encodings that the comparison suite has recorded."""
+    return frozenset(re.split("[+@]", record["encoding"])[0] for record in read_recorded("v1-tiny")["records"])
+
+
+def recorded(names: Collection[str] | None = None) -> str:
     """Return how many encodings the results have, and which they lack.
 
-    >>> recorded(["rotary", "rotary+yarn", "alibi@randomized"]).partition(":")[0]
+    >>> recorded(["rotary", "alibi"]).partition(":")[0]
     'The results have 2 of 32 encodings'
     """
-    if names is None:
-        names = {record["encoding"] for record in read_recorded("v1-tiny")["records"]}
-    measured = {re.split("[+@]", name)[0] for name in names}
+    measured = recorded_names() if names is None else names
     shown, missing = ([f"`{name}`" for name in encodings() if (name in measured) is there] for there in (True, False))
     return (
         f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}. "

@@ -19,6 +19,7 @@ from sphinx.util import logging
 import locant
 from docs.generator import known_bugs
 from docs.generator.api import api_pages
+from docs.generator.citation import citation
 from docs.generator.command_line import command_line
 from docs.generator.encodings import encoding_page, plot_scaling, question, scaling_page, scalings, title
 from docs.generator.markdown import card, index, summary
@@ -79,6 +80,7 @@ def pages() -> dict[str, str]:
         "reused_keys.txt": reused_keys(),
         "position_bugs.txt": position_bugs(),
         "trained_models.txt": trained_models(),
+        "citation.txt": citation(),
     }
 
 

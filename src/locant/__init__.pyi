@@ -12,7 +12,7 @@ from . import positions as positions
 from . import scaling as scaling
 from . import text as text
 from ._version import __version__ as __version__
-from .attention import KVCache, attend
+from .attention import KVCache, PagedKVCache, StaticKVCache, attend
 from .embedding import InputEmbedding, NGramEmbedding, SegmentEmbedding, TokenEmbedding
 from .engines.gguf import encoding_from_gguf
 from .engines.kv_reuse import move_cache
@@ -77,6 +77,7 @@ __all__ = [
     "LearnedGrid",
     "LocantError",
     "NGramEmbedding",
+    "PagedKVCache",
     "PositionEncoding",
     "Positions",
     "RangeError",
@@ -88,6 +89,7 @@ __all__ = [
     "ShapeError",
     "Shaw",
     "Sinusoidal",
+    "StaticKVCache",
     "T5Bias",
     "TokenEmbedding",
     "TokenStore",

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import pydoc
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_overloads
 
 import pytest
 from docutils.nodes import SkipNode, math_block
+from sphinx.pycode import ModuleAnalyzer
 
+import locant
 from docs.generator import reference
+from docs.generator.docstrings import _show_one_signature
 from docs.generator.encodings import encoding_page
 from docs.generator.markdown import picture, summary
 from docs.generator.mathml import _block, mathml
 from docs.generator.models import families
 from docs.generator.models_table import COLUMNS, row_of
+from locant import KVCache
+from locant.attention import PagedKVCache, StaticKVCache
 from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
 from locant.positions.scaling import KINDS, SCALINGS
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +64,46 @@ def test_the_page_of_an_encoding_has_all_that_its_class_says(name: str, pages: d
 def test_a_docstring_has_what_its_page_shows(kind: type) -> None:
     for part in (".. math::", "Limits:", "Tested against:", ">>>"):
         assert part in (kind.__doc__ or ""), f"{kind.__name__} has no {part}; docs/reference shows one"
+
+
+@pytest.fixture(scope="module")
+def known_labels(pages: dict[str, str]) -> set[str]:
+    texts = [*pages.values(), *(file.read_text(encoding="utf-8") for file in DOCS.rglob("*.md"))]
+    found = re.findall(r"^\(([\w.-]+)\)=$|^:name: (\S+)$", "\n".join(texts), flags=re.MULTILINE)
+    return {label for pair in found for label in pair if label} | {
+        "models-table"
+    }  # which is measured, and not in `pages`
+
+
+@pytest.mark.parametrize("kind", ["encodings", "scalings"])
+def test_a_page_ends_with_links_to_lesson_live_figure_results_and_models(
+    kind: str, pages: dict[str, str], known_labels: set[str]
+) -> None:
+    settings = json.loads((DOCS / "results" / "v1-tiny.json").read_text(encoding="utf-8"))["settings"]
+    recorded = {re.split("[+@]", each)[0] for each in settings["encodings"]}
+    for name in encodings() if kind == "encodings" else SCALINGS:
+        links = re.findall(r"\(#([\w-]+)\)", pages[f"{kind}/{name}.md"].partition("## See also")[2])
+        assert [each.partition("-")[0] for each in links[:2]] == ["course", "lesson"]
+        assert {"models-table", "which-encoding"} <= {*links} <= known_labels
+        assert kind == "scalings" or ("results" in links) == (name in recorded), name
+
+
+def test_the_page_of_attention_begins_with_attend(pages: dict[str, str]) -> None:
+    directives = re.findall(r"^\.\. (auto\w+:: .*)$", pages["api/locant.attention.md"], flags=re.MULTILINE)
+    assert directives[0] == "autofunction:: locant.attend"
+
+
+def test_a_function_with_overloads_has_one_signature() -> None:
+    analyzer = ModuleAnalyzer.for_module("locant.attention.attend")
+    analyzer.analyze()
+    assert analyzer.overloads or get_overloads(locant.attend)  # autodoc would list these
+    _show_one_signature(None, "function", "locant.attend", locant.attend, None, None, None)
+    assert analyzer.overloads == {}
+
+
+def test_the_api_shows_no_constant_of_a_cache() -> None:
+    names = {name for cache in (KVCache, PagedKVCache, StaticKVCache) for name in dir(cache)}
+    assert {name for name in names if name.isupper() and not name.startswith("_")} == set()
 
 
 def test_a_new_fact_of_a_class_comes_into_its_page() -> None:

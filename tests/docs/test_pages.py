@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,37 @@ def test_no_line_of_code_is_cut_off() -> None:
     assert sum(len(blocks(page)) for page in PAGES.values()) > 200
     lines = [(name, line) for name, page in PAGES.items() for block in blocks(page) for line in block.splitlines()]
     assert [(name, line) for name, line in lines if len(line) > WIDEST] == []
+
+
+def test_every_name_that_a_page_links_to_exists() -> None:
+    named = [(page, name) for page, text in PAGES.items() for name in re.findall(r"\{py:obj\}`~?([\w.]+)`", text)]
+    assert len(named) > 50
+    assert [(page, name) for page, name in named if pydoc.locate(name) is None] == []
+
+
+def test_every_extra_is_on_the_page_of_the_installation() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = re.findall(r"^\| (`.*?) \|", PAGES["guides/installation"], flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*project["optional-dependencies"]}
+    torch = next(each for each in project["dependencies"] if each.startswith("torch>="))
+    lowest = (project["requires-python"].partition(">=")[2], torch.partition(">=")[2])
+    assert "Python {} or newer and PyTorch {} or\nnewer".format(*lowest) in PAGES["guides/installation"]
+
+
+TERMS = (
+    "theta", "rope_theta", "base", "inv_freq", "inverse frequency", "segment", "token_type_ids", "rotate_half",
+    "GPT-NeoX style", "GPT-J style", "NTK", "YaRN", "original_max_position_embeddings", "sinks", "window", "mrope",
+    "QK-norm", "finetune",
+)  # fmt: skip
+
+
+def test_the_glossary_has_the_words_of_other_programs_with_a_link_each() -> None:
+    glossaries = re.findall(r"```\{glossary\}\n(.*?)```", PAGES["glossary"], flags=re.DOTALL)
+    entries = [entry for glossary in glossaries for entry in re.split(r"\n\n", glossary.strip())]
+    terms = [line for entry in entries for line in entry.splitlines() if not line.startswith("  ")]
+    assert {*TERMS} - {*terms} == set()
+    assert len(terms) == len(set(terms))
+    assert [entry for entry in entries if not re.search(r"\]\(|\{py:obj\}", entry)] == []
 
 
 CLIPPED = """() => [...document.querySelectorAll('article pre')].filter((each) => each.scrollWidth > each.clientWidth)

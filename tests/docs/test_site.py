@@ -157,6 +157,8 @@ QUERIES = (
     "temperature", "generation", "multi-head attention", "grouped-query", "cross-entropy", "perplexity", "logits",
     "nanoGPT", "flash-attention", "Ray", "parquet", "video", "interleaved", "bfloat16", "extend Llama 3 128k",
     "finetune", "install", "rope_theta", "token_type_ids", "M-RoPE", "diffusers", "vLLM", "Hugging Face Trainer",
+    "theta", "cite", "BibTeX", "mrope", "padded batch", "inv_freq", "inverse frequencies", "fine-tune", "installation",
+    "offline", "megatron bin", "NaN", "glossary", "troubleshooting",
 )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ NAMES = {
     "LearnedGrid", "Convolutional", "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Fox", "Inkling", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "SelfExtend", "ReRoPE", "DualChunk", "GridBias", "ContinuousGridBias", "DecomposedBias",
-    "attend", "HeadNorm", "KVCache", "plot", "probe", "swap", "encoding_from_gguf", "move_cache",
+    "attend", "HeadNorm", "KVCache", "StaticKVCache", "PagedKVCache", "plot", "probe", "swap",
+    "encoding_from_gguf", "move_cache",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
 VERBS = {

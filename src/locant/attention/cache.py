@@ -66,7 +66,7 @@ class KVCache(Cache):
     (torch.Size([1, 2, 5, 16]), Positions(1x5, 0..4), Positions(1x1, 5..5))
     """
 
-    REMEDY = "use one KVCache() per layer and batch, or call cache.clear()"
+    _REMEDY = "use one KVCache() per layer and batch, or call cache.clear()"
 
     def __init__(self, max_len: int | None = None) -> None:
         self.max_len = None if max_len is None else whole("max_len", max_len, 1, remedy="max_len=None for no limit")
@@ -262,7 +262,7 @@ class StaticKVCache(FixedCache):
     (torch.Size([1, 2, 8, 16]), tensor([[ 0,  0,  0,  0,  0, -1, -1, -1]]), tensor([[5]]))
     """
 
-    REMEDY = "create StaticKVCache(...) with the shape of these keys"
+    _REMEDY = "create StaticKVCache(...) with the shape of these keys"
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class Cache:
     Caches are for inference only. Stored keys and values have no gradient.
     """
 
-    REMEDY: str
+    _REMEDY: str
     """The remedy for new keys and values that do not fit the stored ones."""
 
     @property
@@ -100,7 +100,7 @@ class Cache:
             if not same_shape or like.dtype != new.dtype or like.device != new.device:
                 expected = f"the cache holds {tuple(like.shape)} {dtype_name(like.dtype)} on {like.device}"
                 got = f"got {name} {tuple(new.shape)} {dtype_name(new.dtype)} on {new.device}"
-                raise ShapeError(f"{got}, {expected}", self.REMEDY)
+                raise ShapeError(f"{got}, {expected}", self._REMEDY)
 
     def _rotate_and_append(
         self,

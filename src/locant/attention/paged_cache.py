@@ -72,7 +72,7 @@ class PagedKVCache(FixedCache):
     tensor([[5]])
     """
 
-    REMEDY = "create PagedKVCache(...) with the heads, width, dtype and device of these keys"
+    _REMEDY = "create PagedKVCache(...) with the heads, width, dtype and device of these keys"
 
     def __init__(
         self,
