@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
+from typing import Any
 
 import locant
 from docs.generator.markdown import linked_papers, opening, picture, table
 from docs.generator.models import presets_of
-from locant.lab.results import read_recorded
+from docs.generator.records import recorded_names
 from locant.positions.base import PositionEncoding
-from locant.positions.scaling import Scaling
+from locant.positions.scaling import KINDS, SCALINGS, Scaling, Unscaled
 from locant.report.explain import METHODS
+from locant.scaling import DyPE, Resonance, RIFLEx
 
-__all__ = ["encoding_page", "question", "scaling_page", "title"]
+__all__ = ["encoding_page", "plot_scaling", "question", "scaling_page", "scalings", "title"]
 
 FACTS = {
     "kind": "kind", "parameters": "parameters", "cost_of_tokens": "cost per token", "cost_of_pairs": "cost per pair",
@@ -121,8 +121,8 @@ LESSONS = {"embed": "addition", "rotate": "rotation", "bias": "biases"}
 def _links(name: str, kind: type[PositionEncoding]) -> str:
     """The lesson of an encoding with its live figure, its measured results, and the models that have it."""
     lesson = next((LESSONS[method] for method in kind.methods() if method in LESSONS), "addition")
-    recorded = any(re.split("[+@]", each)[0] == name for each in _recorded())
-    results = "[losses and tasks beyond the trained length](#results)" if recorded else "not recorded yet"
+    is_recorded = name in recorded_names()
+    results = "[losses and tasks beyond the trained length](#results)" if is_recorded else "not recorded yet"
     return _see_also(lesson, f"{results}, and [what papers claim](#published)")
 
 
@@ -132,13 +132,6 @@ def _see_also(lesson: str, results: str) -> str:
 - Results: {results}
 - Models: [which model has which encoding](#models-table)
 - Choose: [which encoding?](#which-encoding)"""
-
-
-@cache
-def _recorded() -> frozenset[str]:
-    """The encodings, with their scalings, that the comparison suite has recorded."""
-    found = read_recorded("v1-tiny")
-    return frozenset(record["encoding"] for record in found["records"]) if found else frozenset()
 
 
 def _path(kind: type[PositionEncoding]) -> str:
@@ -162,25 +155,42 @@ locant compare --encodings {name},{other}
 ```"""
 
 
+EXAMPLES = {
+    RIFLEx: RIFLEx(num_frames=66, pair=RIFLEx.pair_that_repeats(50, 64, 10_000.0)), DyPE: DyPE(factor=8.0),
+    Resonance: Resonance(),
+}  # fmt: skip
+"""An example of each scaling without a name, which therefore cannot be built from a name and a factor."""
+
+
+def scalings() -> dict[str, type[Scaling]]:
+    """Return every scaling by the name of its page, those with a name first."""
+    unnamed = {kind.__name__.lower(): kind for kind in KINDS.values() if kind is not Unscaled and not kind.info.name}
+    return {**SCALINGS, **unnamed}
+
+
+def plot_scaling(name: str, theme: str) -> Any:
+    """Draw the wavelengths before and after a scaling."""
+    kind = scalings()[name]
+    return locant.plot("rotary", scaling=f"{name}:8" if kind.info.name else EXAMPLES[kind], theme=theme)
+
+
 def scaling_page(name: str, kind: type[Scaling]) -> str:
     """What a scaling is, the wavelengths before and after, the models that have it, and its docstring."""
     facts = {
-        "name": f"`{name}`",
+        "name": f"`{name}`" if kind.info.name else "none: pass an object to `Rotary`",
         "presets": ", ".join(presets_of(lambda encoding: type(getattr(encoding, "scaling", None)) is kind)),
     }
+    drawn = f"{kind.__name__} by 8" if kind.info.name else repr(EXAMPLES[kind])
     return f"""(scaling-{name})=
 # {kind.__name__}
 
 {opening(kind)}
 
-{picture(f"scalings/{name}", f"Wavelengths before and after {kind.__name__} by 8")}
+{picture(f"scalings/{name}", f"Wavelengths before and after {drawn}")}
 
 {table(facts)}
 
-```sh
-locant plot rotary --scaling {name}:8
-locant compare --encodings rotary,rotary+{name}
-```
+{_used(name, kind)}
 
 ## Reference
 
@@ -193,3 +203,17 @@ locant compare --encodings rotary,rotary+{name}
 
 {_see_also("stretching", "[a real model read further than it was trained](#guide-how-far)")}
 """
+
+
+def _used(name: str, kind: type[Scaling]) -> str:
+    if kind.info.name:
+        return f"""```sh
+locant plot rotary --scaling {name}:8
+locant compare --encodings rotary,rotary+{name}
+```"""
+    return f"""```python
+from locant import Rotary
+from locant.scaling import {kind.__name__}
+
+rotary = Rotary(64, scaling={EXAMPLES[kind]!r})
+```"""

@@ -117,7 +117,8 @@ def _tools(rows: Mapping[str, Any]) -> str:
         thread = row["source"].replace("#", "/issues/")
         link = f"[{row['source']}](https://github.com/{thread})" if thread else "–"
         said = next(iter(row["warnings"].values()), {})
-        lines.append(f"* - `{key}`\n  - {link}\n  - {', '.join(row['entries']) or '–'}")
+        entries = ", ".join(f"[{number}](#known-bug-{number})" for number in row["entries"]) or "–"
+        lines.append(f"* - `{key}`\n  - {link}\n  - {entries}")
         lines += [*_said(said)]
     return "\n".join([*lines, ":::"])
 

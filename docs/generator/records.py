@@ -1,31 +1,43 @@
-"""What the repository keeps beside the package: the list of known bugs, and what was measured."""
+"""The measurements that the repository keeps beside the package."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from locant.lab.results import read_recorded
+from locant.positions.registry import encodings
 from locant.report.benchmarks import PLACES, read_benchmarks, table
 
-__all__ = ["ROOT", "benchmarks", "difference", "engines", "known_bugs"]
+__all__ = ["ROOT", "benchmarks", "difference", "engines", "recorded", "recorded_names"]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = re.compile(r"https?://[^\s()]+")
 
 
-def known_bugs(museum: str) -> str:
-    r"""The table of entries in the museum's own page, with a link to every thread.
+@cache
+def recorded_names() -> frozenset[str]:
+    """Return the encodings that the comparison suite has recorded."""
+    return frozenset(re.split("[+@]", record["encoding"])[0] for record in read_recorded("v1-tiny")["records"])
 
-    >>> known_bugs("## Entries\n| entry | source |\n| --- | --- |\n| 1 | a/b#7 |").splitlines()[-1]
-    '| 1 | [a/b#7](https://github.com/a/b/issues/7) |'
+
+def recorded(names: Collection[str] | None = None) -> str:
+    """Return how many encodings the results have, and which they lack.
+
+    >>> recorded(["rotary", "alibi"]).partition(":")[0]
+    'The results have 2 of 32 encodings'
     """
-    rows = [line for line in museum.partition("## Entries")[2].splitlines() if line.startswith("|")]
-    thread = r"\b([\w.-]+/[\w.-]+)#(\d+)"
-    return re.sub(thread, r"[\1#\2](https://github.com/\1/issues/\2)", "\n".join(rows))
+    measured = recorded_names() if names is None else names
+    shown, missing = ([f"`{name}`" for name in encodings() if (name in measured) is there] for there in (True, False))
+    return (
+        f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}. "
+        f"The others are not recorded yet, or are for images or sound: {', '.join(missing)}."
+    )
 
 
 def benchmarks() -> str:

@@ -17,22 +17,22 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import locant
+from docs.generator import known_bugs
 from docs.generator.api import api_pages
 from docs.generator.citation import citation
 from docs.generator.command_line import command_line
-from docs.generator.encodings import encoding_page, question, scaling_page, title
+from docs.generator.encodings import encoding_page, plot_scaling, question, scaling_page, scalings, title
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.models_table import models_table
 from docs.generator.reach import how_far, reused_keys
 from docs.generator.real_models import position_bugs
-from docs.generator.records import ROOT, benchmarks, engines, known_bugs
+from docs.generator.records import benchmarks, engines, recorded
 from docs.generator.trained import page as trained_models
 from docs.generator.trained import pictures as pictures_of_trained_models
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
-from locant.positions.scaling import SCALINGS
 
 __all__ = ["pages", "pictures", "setup"]
 
@@ -63,15 +63,17 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def pages() -> dict[str, str]:
     """Every generated page by its path; what ends in .txt is a part of a page that is written by hand."""
     own = {kind: f"encoding-{name}" for name, kind in encodings().items()}
-    own |= {kind: f"scaling-{name}" for name, kind in SCALINGS.items()}
+    own |= {kind: f"scaling-{name}" for name, kind in scalings().items()}
     return {
         **{f"encodings/{name}.md": encoding_page(name, kind) for name, kind in encodings().items()},
-        **{f"scalings/{name}.md": scaling_page(name, kind) for name, kind in SCALINGS.items()},
+        **{f"scalings/{name}.md": scaling_page(name, kind) for name, kind in scalings().items()},
         **{f"models/{name}.md": family_page(name, module) for name, module in families().items()},
         **api_pages(own),
         **_indexes(),
         "command-line.md": command_line(),
-        "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
+        "recorded.txt": recorded(),
+        "known_bugs.txt": known_bugs.entries(),
+        "famous_bugs.txt": known_bugs.famous(),
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
         "how_far.txt": how_far(),
@@ -86,9 +88,10 @@ def pictures() -> dict[str, Callable[..., Any]]:
     """What draws each picture, by its path without theme and suffix; it takes `theme`."""
     return {
         **{f"encodings/{name}": partial(locant.plot, name) for name in encodings()},
-        **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in SCALINGS},
+        **{f"scalings/{name}": partial(plot_scaling, name) for name in scalings()},
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
         **pictures_of_trained_models(),
+        **known_bugs.pictures(),
     }
 
 
@@ -120,19 +123,19 @@ def _draw(file: Path, picture: tuple[str, str]) -> None:
 def _indexes() -> dict[str, str]:
     own = {
         "encoding": _cards("encoding", encodings(), title),
-        "scaling": _cards("scaling", SCALINGS, lambda kind: kind.__name__),
+        "scaling": _cards("scaling", scalings(), lambda kind: kind.__name__),
         "model": _cards("model", families(), family_title),
     }
     asked = [
         *_cards("encoding", encodings(), question),
-        *_cards("scaling", SCALINGS, lambda kind: f"{kind.__name__}: which wavelengths change?"),
+        *_cards("scaling", scalings(), lambda kind: f"{kind.__name__}: which wavelengths change?"),
         *_cards("model", families(), lambda family: f"{family_title(family)}: where do positions enter?"),
     ]
+    encodings_words = f"One page for each of {len(encodings())} encodings."
+    scalings_words = f"One page for each of {len(scalings())} scalings. {SCALINGS_WORDS}"
     return {
-        "encodings/index.md": index(
-            "encodings", "Encodings", "One page for each encoding.", own["encoding"], [*encodings()]
-        ),
-        "scalings/index.md": index("scalings", "Scalings", SCALINGS_WORDS, own["scaling"], [*SCALINGS]),
+        "encodings/index.md": index("encodings", "Encodings", encodings_words, own["encoding"], [*encodings()]),
+        "scalings/index.md": index("scalings", "Scalings", scalings_words, own["scaling"], [*scalings()]),
         "models/index.md": index("models", "Model families", FAMILIES_WORDS, own["model"], ["all", *families()]),
         "gallery.md": index(
             "gallery", "Gallery", "Pictures by `locant plot`: all encodings, scalings by 8, published models.", asked,

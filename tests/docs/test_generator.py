@@ -26,7 +26,7 @@ from locant.attention import PagedKVCache, StaticKVCache
 from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
-from locant.positions.scaling import SCALINGS
+from locant.positions.scaling import KINDS, SCALINGS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 def test_every_encoding_scaling_and_family_has_a_page_and_a_picture(pages: dict[str, str]) -> None:
     wanted = {
         *(f"encodings/{name}" for name in encodings()),
-        *(f"scalings/{name}" for name in SCALINGS),
+        *(f"scalings/{kind.info.name or name.lower()}" for name, kind in KINDS.items() if name != "Unscaled"),
         *(f"models/{name}" for name in families()),
     }
     written = {path.removesuffix(".md") for path in pages if not path.startswith("api/") and path.endswith(".md")}

@@ -88,7 +88,7 @@ SCREENS = {
         pictures=("curves",),
         setting="bug",
         value="documents-run-on",
-        text="Positions from 2049 on merged",
+        text="Positions from 2,049 on merged",
     ),
     "text": Visit(
         address="typed=The+cat+sat+%5BSEP%5D+here&count=20&length=4&stride=2&at=2&layer=1&head=3",

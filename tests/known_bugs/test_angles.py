@@ -107,10 +107,16 @@ def matmul_precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("matmul_precision")
 def test_05_angles_are_no_matrix_product() -> None:
-    """huggingface/transformers#48428 and #48450: positions from 2049 on merged, on one kind of GPU, for batches only.
+    """Angles are a matrix product in TF32.
 
-    The outer product of positions and frequencies was a matrix product, which hardware may run in TF32: 11 bits.
-    A CPU has no TF32, so the check looks for the operator as well.
+    huggingface/transformers#48428 and #48450: Positions from 2,049 on merged, on one kind of GPU and for batches only.
+    The outer product of positions and frequencies was a matrix product, which hardware may compute in TF32 with 11
+    bits.
+
+    Check: Cosines of the first pair at positions 2,049 and 2,050 must differ on your GPU.
+
+    Test: matrix products at "high" and "medium"; and no matrix product at all. A CPU has no TF32, so the operator is
+    what counts.
     """
     products = {"mm", "bmm", "addmm", "baddbmm", "dot", "mv", "ger", "einsum", "linear", "matmul"}
     positions = Positions.arange(4096)
@@ -139,9 +145,14 @@ STEP = 2**18
     "starts", [pytest.param(range(0, 2**24, STEP), id="all", marks=pytest.mark.slow), pytest.param((0, 2**24 - STEP))]
 )
 def test_07_no_two_neighbours_share_a_position(starts: Iterable[int]) -> None:
-    """huggingface/diffusers#13920 and #13922: an image came out flat, since all of its positions were equal.
+    """Positions counted in bfloat16 merge.
 
-    They began at 65536, in bfloat16, where the next number is 66048. Here: every p and p + 1 below 2**24.
+    huggingface/diffusers#13920 and #13922: An image came out flat, because all of its positions were equal. They began
+    at 65,536 in bfloat16, where the next number is 66,048.
+
+    Check: `locant probe FOLDER`, or `(p[1:] == p[:-1]).any()` on the positions that reach your rotation.
+
+    Test: every p and p + 1 below 2^24.
     """
 
     def check(cos_sin: CosSin) -> None:
@@ -159,9 +170,15 @@ def test_07_no_two_neighbours_share_a_position(starts: Iterable[int]) -> None:
 
 
 def test_15_cosines_are_right_around_every_power_of_two() -> None:
-    """kekzl/imp#1316 and #1325, lablup/mlxcel#1055: off by 1.0e-2 at position 131071, though all in float32.
+    """Fast sines are wrong at large angles.
 
-    Fast sines are accurate for small angles only, and a compiler flag can put them in place of the others.
+    kekzl/imp#1316 and #1325, lablup/mlxcel#1055: The cosine was off by 1.0e-2 at position 131,071, although everything
+    was in float32. Fast sines are accurate only for small angles, and a compiler flag can replace the accurate ones by
+    them.
+
+    Check: `locant golden -o golden.safetensors`, and compare your cosines at positions up to 2³¹ − 1.
+
+    Test: 2^k and its neighbours up to 2^24; four of them for every kind of rotary.
     """
 
     def right(edges: list[int], subject: Rotation) -> None:
@@ -176,9 +193,13 @@ def test_15_cosines_are_right_around_every_power_of_two() -> None:
 
 
 def test_16_no_kind_of_rotary_is_left_out() -> None:
-    """kekzl/imp#1630: a fix reached two of three branches, and no test could reach the third.
+    """A fix reaches two of three branches.
 
-    So entry 15 is asked of a list of all kinds, and the list is held against the constructor.
+    kekzl/imp#1630: A fix reached two of three branches. No test could reach the third.
+
+    Check: Compare all your kinds of rotary with `locant golden`, not only the default one.
+
+    Test: the list of all kinds, of which entry 15 is asked, against the constructor.
     """
     scalings = {*KINDS.values()} - {Unscaled}
     options = [p for p in inspect.signature(Rotary).parameters.values() if p.default is not inspect.Parameter.empty]
@@ -201,9 +222,14 @@ def test_16_no_kind_of_rotary_is_left_out() -> None:
 
 
 def test_17_no_angle_is_too_large() -> None:
-    """tenstorrent/tt-metal#33971: sin(5e5) was minus infinity.
+    """Sines are computed outside the range of their polynomial.
 
-    A polynomial for one circle was evaluated far outside of it: nobody had reduced the angle first.
+    tenstorrent/tt-metal#33971: sin(5e5) was minus infinity. A polynomial for one circle was evaluated far outside of
+    it, because the angle was never reduced first.
+
+    Check: Compare `sin(x)` with float64 for `x = 5e5` on your device.
+
+    Test: angles up to 2^40, positions of both signs up to 2^31 - 1.
     """
     ends = [2**31 - 1, 2**31 - 2, 2**30, 500_000, 2**24 + 1]
     index = [sign * p for p in ends for sign in (1, -1)]
@@ -230,10 +256,14 @@ LONG = [65_535, 65_536, 65_537, 2**17]
 
 
 def test_24_more_tokens_than_a_grid_has_blocks() -> None:
-    """microsoft/onnxruntime#20204: rotary failed for sequences of more than 64 K tokens.
+    """Sequences end at the size of a GPU grid.
 
-    The kernel used the second dimension of its grid for the sequence, and that ends at 65535. A million tokens on a GPU
-    are in `tests/kernels/rotary/test_triton_memory.py`.
+    microsoft/onnxruntime#20204: Rotary failed for sequences of more than 65,535 tokens. The kernel used the second
+    dimension of its grid for the sequence, which has that limit.
+
+    Check: Call your kernel with 65,536 tokens.
+
+    Test: up to 2^17 tokens; 2^20 on a GPU in `tests/kernels/rotary`.
     """
 
     def one_block_per_token(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
@@ -286,9 +316,14 @@ def in_bfloat16(positions: Positions) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", SHIFTED)
 def test_11_scores_depend_on_the_distance_alone(dtype: torch.dtype) -> None:
-    """KellerJordan/modded-nanogpt#39: cosines in bfloat16 cost training loss: 3.2800 against 3.2783 in float32.
+    """Cosines in bfloat16 make scores depend on more than distances.
 
-    A rounded table rotates q and k by other angles than it should, so their product no longer knows only a distance.
+    KellerJordan/modded-nanogpt#39: Cosines in bfloat16 cost training loss: 3.2800, against 3.2783 in float32. A rounded
+    table rotates queries and keys by wrong angles, so their product depends on more than a distance.
+
+    Check: `locant.probe(rotate, head_dim=64)` reports by how much q . k changes when both move on.
+
+    Test: a common shift of up to 2^20 for five kinds of rotary; figures in the README.
     """
 
     def check(cos_sin: CosSin) -> None:
@@ -319,9 +354,14 @@ def test_11_the_figures_of_the_readme_are_measured() -> None:
 
 
 def test_14_the_phase_error_is_a_published_figure() -> None:
-    """Modalities/modalities#462: phases off by 0.62 radians at position 512, and by pi at 4096.
+    """Frequencies have the dtype of the tokens.
 
-    The frequencies were cast to the dtype of the tokens. The README tells the error of each way at four positions.
+    Modalities/modalities#462: Phases were off by 0.62 radians at position 512 and by pi at 4,096. The frequencies were
+    cast to the dtype of the tokens.
+
+    Check: `locant.probe(rotate, head_dim=128)` states the error of the angles in radians.
+
+    Test: phases at four positions; figures in the README.
     """
     figures = published("phase error")
     index = [512, 4096, 65_536, 2**20]

@@ -23,9 +23,14 @@ Check = Callable[..., tuple[str, ...]]
 
 
 def test_101_yarn_acts_at_the_trained_length_too() -> None:
-    """pytorch/torchtitan#4117: a cache for just the trained length was made as if nothing was configured.
+    """YaRN is off at the trained length.
 
-    YaRN's factor acts at every length, and so does its attention factor.
+    pytorch/torchtitan#4117: A cache for just the trained length was made as if no scaling were configured. YaRN's
+    frequencies and its attention factor act at every length.
+
+    Check: `locant.probe(rotary, expected=locant.encoding_from_config(config))`, with the trained length as the maximum.
+
+    Test: YaRN by 40 in a cache of just the trained length: the size of its cosines.
     """
     rotary = Rotary(64, scaling=YaRN(factor=40.0, original_max_seq_len=TRAINED))
 
@@ -41,7 +46,15 @@ def test_101_yarn_acts_at_the_trained_length_too() -> None:
 
 
 def test_102_the_ends_of_the_ramp_are_not_exchanged() -> None:
-    """pytorch/torchtitan#3787: `beta_fast` and `beta_slow` meant each other, and files made up for it."""
+    """`beta_fast` and `beta_slow` are exchanged.
+
+    pytorch/torchtitan#3787: The code used `beta_fast` where it needed `beta_slow`, and the other way round.
+    Configuration files made up for it.
+
+    Check: `locant explain FOLDER` refuses a `beta_fast` below `beta_slow`.
+
+    Test: `beta_fast` below `beta_slow` is refused.
+    """
 
     def check(build: Callable[..., YaRN]) -> None:
         try:
@@ -57,7 +70,16 @@ def test_102_the_ends_of_the_ramp_are_not_exchanged() -> None:
 
 
 def test_103_a_file_without_the_factors_of_its_configuration_is_told(tmp_path: Path) -> None:
-    """ggml-org/llama.cpp#24820: a converter read an older key, and left LongRoPE's factors out of the file."""
+    """A GGUF file lacks LongRoPE's factors.
+
+    ggml-org/llama.cpp#24820: A converter read an older key of the configuration. It left LongRoPE's factors out of the
+    file.
+
+    Check: `locant explain model.gguf --against FOLDER`.
+
+    Test: a GGUF file without LongRoPE's factors beside the configuration that has them; other scalings in
+    `tests/engines/test_gguf.py`.
+    """
     pytest.importorskip("gguf", reason="gguf is not installed")
     from locant.engines.gguf import compare_gguf, read_gguf
     from tests.engines.tiny_gguf import model_of, write
@@ -77,7 +99,15 @@ def test_103_a_file_without_the_factors_of_its_configuration_is_told(tmp_path: P
 
 
 def test_104_every_layout_has_the_attention_factor() -> None:
-    """GaijinEntertainment/daScript#3479: one layout's code multiplied by the factor, the other's did not."""
+    """One layout ignores the attention factor.
+
+    GaijinEntertainment/daScript#3479: The code for one layout multiplied by the attention factor. The code for the
+    other layout did not.
+
+    Check: `locant.probe(rotate, head_dim=64)` prints the factor of queries and keys, in each layout.
+
+    Test: both layouts with the factor 1.4.
+    """
     scaling = YaRN(factor=4.0, original_max_seq_len=64, attention_factor=1.4)
     x = torch.randn(1, 2, 7, 32)
 
@@ -122,13 +152,28 @@ def finds(fault: str, batch: Mapping[str, Any], **options: Any) -> Callable[[Che
 
 
 def test_105_ids_of_one_axis_are_told_where_a_model_has_three() -> None:
-    """axolotl-ai-cloud/axolotl#3817: a packed batch had 2-D ids, and the axes of images were never computed."""
+    """Position ids have one axis and the model needs three.
+
+    axolotl-ai-cloud/axolotl#3817: A packed batch had position ids of two dimensions. The axes of images were never
+    computed.
+
+    Check: `locant check-batch batch.safetensors --model FOLDER`.
+
+    Test: `check_batch` on a packed batch of text, for a model with three axes.
+    """
     fault = "images are counted as text"
     exhibit(finds(fault, BATCH, axes=3), check_batch, twin=_by_shapes, because=fault)
 
 
 def test_106_every_number_of_a_mask_is_a_token() -> None:
-    """hiyouga/LlamaFactory#7754: of rows packed as 1, 1, 2, 2 only the ones were counted."""
+    """A mask that numbers documents counts only the ones.
+
+    hiyouga/LlamaFactory#7754: Rows were packed with a mask of 1, 1, 2, 2. Only the ones were counted as tokens.
+
+    Check: `attention_mask.max()`: if it is above 1, count with `mask > 0`.
+
+    Test: `Positions.from_batch` of a mask that numbers two documents.
+    """
     mask = torch.tensor([[1, 1, 2, 2, 2]])
 
     def check(index_of: Callable[[Tensor], Tensor]) -> None:
@@ -145,14 +190,30 @@ def test_106_every_number_of_a_mask_is_a_token() -> None:
 
 
 def test_107_ids_that_were_padded_without_their_positions_are_told() -> None:
-    """hiyouga/LlamaFactory#10783: tokens were padded to a multiple of 8, position ids were not."""
+    """Tokens are padded and position ids are not.
+
+    hiyouga/LlamaFactory#10783: Tokens were padded to a multiple of 8. Position ids were not, so there were fewer ids
+    than tokens.
+
+    Check: `locant check-batch batch.safetensors`.
+
+    Test: `check_batch` on five positions for eight tokens; other sizes in `tests/engines/test_batches.py`.
+    """
     padded = {**BATCH, "input_ids": torch.nn.functional.pad(BATCH["input_ids"], (0, 3))}
     fault = "five positions for eight tokens"
     exhibit(finds(fault, padded), check_batch, twin=_by_lengths, because=fault)
 
 
 def test_108_lengths_with_and_without_padding_are_not_mixed() -> None:
-    """radixark/miles#1272, NVIDIA-NeMo/Megatron-Bridge#4507: cumulative lengths of padded documents, tokens without."""
+    """Cumulative lengths count padding and the tokens do not.
+
+    radixark/miles#1272, NVIDIA-NeMo/Megatron-Bridge#4507: The cumulative lengths counted the padding of each document.
+    The tokens came without padding, so boundaries lay in the wrong places.
+
+    Check: `locant check-batch batch.safetensors`, with `cu_seq_lens_q` in the batch.
+
+    Test: `check_batch` on lengths of padded documents.
+    """
     mixed = {**BATCH, "cu_seq_lens_q": torch.tensor([0, 4, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])}
     fault = "lengths of eight tokens for five"
     exhibit(finds(fault, mixed), check_batch, twin=_by_lengths, because=fault)
@@ -166,10 +227,16 @@ def _by_two_axes(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
 
 
 def test_121_ids_that_begin_again_hide_nothing_beside_a_mask_of_four_axes() -> None:
-    """huggingface/nanoVLM#204, DeepOpt-com/WrinkleFree-Monorepo#53, pytorch/torchtitan#4801: only ids began again.
+    """Position ids restart, but the mask shows other documents.
 
-    A mask of four axes is used as it is. A causal one over the whole row shows each document those before it, whatever
-    the ids are: rotary positions then only lie about the distance.
+    huggingface/nanoVLM#204, DeepOpt-com/WrinkleFree-Monorepo#53, pytorch/torchtitan#4801: The position ids of packed
+    documents began again, and the mask was an ordinary causal one. Each document sees those before it, whatever the ids
+    are.
+
+    Check: `locant check-batch batch.safetensors`.
+
+    Test: a tiny Llama and `check_batch` on a row of two documents, with a causal mask and with blocks; other masks in
+    `tests/engines/test_batch_harm.py`.
     """
     row = torch.ones(5, 5).tril()
     blocks = row * torch.tensor([[1, 1, 1, 0, 0]] * 3 + [[0, 0, 0, 1, 1]] * 2)
@@ -197,9 +264,16 @@ def _by_order(batch: Mapping[str, Any], **_: Any) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("fault", ["flattened", "the time of a still image scaled", "rows and columns exchanged"])
 def test_119_ids_of_images_are_those_of_the_rule_of_the_model(fault: str) -> None:
-    """huggingface/transformers#45325, NVIDIA-NeMo/Automodel#2172, areal-project/AReaL#217, QwenLM/Qwen3-VL#488.
+    """Position ids of images do not follow the model's rule.
 
-    They have the right shape and dtype, and a model trained with others sees its images scrambled.
+    huggingface/transformers#45325, NVIDIA-NeMo/Automodel#2172, areal-project/AReaL#217, QwenLM/Qwen3-VL#488: Position
+    ids of images were flattened, scaled or exchanged. They have the right shape and dtype, and the model sees its
+    images scrambled.
+
+    Check: `locant check-batch batch.safetensors --model FOLDER`.
+
+    Test: `check_batch` on ids that are flattened, scaled and exchanged; more of them beside every model's
+    `get_rope_index` in `tests/engines/test_batch_images.py`.
     """
     parts = [2, (1, 4, 8), 3]  # of which Qwen2.5-VL makes 2, 8 and 3 tokens
     index = Positions.multimodal(parts, merge=2).index.movedim(-1, 0)
@@ -230,10 +304,14 @@ class _Noting(Sinusoidal):
 
 
 def test_110_the_ids_of_generated_tokens_are_compared_and_not_their_text() -> None:
-    """huggingface/transformers#40490: ids were prepared wrongly in generation, and every slow test passed.
+    """Position ids in generation count padding.
 
-    A token has the number of those before it that are no padding. Of rotary positions only distances matter: with ids
-    that count padding, too, the same text is generated, and a model that is evaluated at its longest ids is not.
+    huggingface/transformers#40490: Position ids were prepared wrongly in generation, and every slow test passed. With
+    rotary positions only distances matter, so tests that compare the generated text do not see it.
+
+    Check: Print `position_ids` in `prepare_inputs_for_generation` for a row padded on the left: its first token has 0.
+
+    Test: the ids that a swapped GPT-2 gives to generated tokens behind padding.
     """
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     ids = torch.tensor([[5, 6, 7, 8, 9], [0, 0, 7, 8, 9]])

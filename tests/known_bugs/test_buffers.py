@@ -55,9 +55,14 @@ class Model(nn.Module):
 
 
 def test_25_a_model_made_on_the_meta_device_is_the_same() -> None:
-    """huggingface/transformers#45902: frequencies were uninitialised memory.
+    """Frequencies are uninitialised memory after `to_empty`.
 
-    Made on the meta device, moved by ``to_empty``: a buffer that is not in the checkpoint gets no values from anyone.
+    huggingface/transformers#45902: A model was made on the meta device and moved by `to_empty`. A buffer that is not in
+    the checkpoint gets no values there, so the frequencies were whatever was in memory.
+
+    Check: After loading, compare `inv_freq` with that of a model built without the meta device.
+
+    Test: meta, `to_empty`, NaN, reset: encodings of every kind inside a model.
     """
 
     def check(build: Build) -> None:
@@ -74,9 +79,14 @@ def test_25_a_model_made_on_the_meta_device_is_the_same() -> None:
 
 
 def test_26_what_has_a_state_is_recovered_and_says_so() -> None:
-    """pytorch/torchtitan#4817: the same memory again, and the loop that should repair it had nothing to do.
+    """Buffers are not repaired because a method was renamed.
 
-    It asked each module whether it has a method that had been renamed. `hasattr` said no, and nobody counted.
+    pytorch/torchtitan#4817: The loop that should repair uninitialised frequencies did nothing. It asked each module for
+    a method that had been renamed, and `hasattr` returned False for all of them.
+
+    Check: Count the modules that your loop resets, and compare `inv_freq` before and after.
+
+    Test: what the reset reached, counted.
     """
 
     class Renamed(Learned):
@@ -117,9 +127,16 @@ def refused(module: nn.Module, state: Mapping[str, Tensor]) -> str:
 
 
 def test_27_checkpoints_load_with_and_without_old_buffers() -> None:
-    """pytorch/torchtitan#201, EleutherAI/gpt-neox#1168, meta-pytorch/gpt-fast#42, huggingface/transformers#35255.
+    """Checkpoints have `inv_freq` or lack it.
 
-    Missing or unexpected `inv_freq`, `rope.freqs`: a buffer had become persistent, or had ceased to be.
+    pytorch/torchtitan#201, EleutherAI/gpt-neox#1168, meta-pytorch/gpt-fast#42, huggingface/transformers#35255: Loading
+    failed with missing or unexpected `inv_freq` or `rope.freqs`. The buffer had become persistent in one release, or
+    had stopped being persistent.
+
+    Check: `[k for k in model.state_dict() if "inv_freq" in k or "freqs" in k]` in both releases.
+
+    Test: strict loads with and without five old names; any other name is refused. Rotary alone: old buffers of other
+    encodings are refused.
     """
 
     def check(build: Build) -> None:
@@ -142,9 +159,14 @@ def test_27_checkpoints_load_with_and_without_old_buffers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_28_loading_in_a_dtype_is_casting_to_it(dtype: torch.dtype) -> None:
-    """huggingface/transformers#30709: ``from_pretrained(dtype)`` and ``.to(dtype)`` gave different logits.
+    """Loading in a dtype and casting to it differ.
 
-    One way casts buffers and the other does not. Here: built in the dtype, assigned in it, or cast to it.
+    huggingface/transformers#30709: `from_pretrained(dtype)` and `.to(dtype)` gave different logits. One of them casts
+    buffers and the other does not.
+
+    Check: Load both ways and compare `dict(model.named_buffers())`.
+
+    Test: built in a dtype, assigned in it, cast to it.
     """
 
     def check(build: Build) -> None:
@@ -178,10 +200,14 @@ def test_28_loading_in_a_dtype_is_casting_to_it(dtype: torch.dtype) -> None:
 
 
 def test_31_nothing_is_left_behind_on_another_device() -> None:
-    """unslothai/unsloth#6662: data-parallel training stopped at "No backend type associated with device type cpu".
+    """A forward pass leaves a buffer on another device.
 
-    A model was on its GPU but for one buffer, made on the CPU again by the first forward pass. The meta device stands
-    in for the GPU here.
+    unslothai/unsloth#6662: Data-parallel training stopped with "No backend type associated with device type cpu". The
+    model was on its GPU except for one buffer, which the first forward pass made again on the CPU.
+
+    Check: `{b.device for b in model.buffers()}` after a forward pass.
+
+    Test: the meta device in place of a GPU.
     """
 
     class MadeOnTheCpu(BufferRotary):
@@ -201,9 +227,14 @@ def test_31_nothing_is_left_behind_on_another_device() -> None:
 
 
 def test_32_buffers_are_the_same_objects_after_a_forward_pass() -> None:
-    """pytorch/pytorch#63916: data-parallel training did not synchronise buffers.
+    """A forward pass replaces a registered buffer.
 
-    ``self.buffer = new`` puts another tensor in the place of the one that had been registered for it.
+    pytorch/pytorch#63916: Data-parallel training did not synchronise buffers. `self.buffer = new` puts another tensor
+    in the place of the registered one.
+
+    Check: Compare `[id(b) for b in model.buffers()]` before and after a forward pass.
+
+    Test: identities of buffers over three lengths.
     """
 
     def check(build: Build) -> None:
@@ -236,9 +267,14 @@ def kept(thing: object, path: str = "") -> Iterator[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("way", ["eager", pytest.param("compiled", marks=pytest.mark.unchecked)])
 def test_35_a_forward_pass_leaves_no_trace(way: str) -> None:
-    """huggingface/transformers#30775: "accessing tensor output of CUDAGraphs that has been overwritten".
+    """Frequencies are kept in the memory of a CUDA graph.
 
-    Frequencies were made by the first forward pass and kept: inside a graph, in memory that belongs to the graph.
+    huggingface/transformers#30775: PyTorch raised "accessing tensor output of CUDAGraphs that has been overwritten".
+    The first forward pass made the frequencies and kept them, inside a graph and in memory that belongs to the graph.
+
+    Check: Compare `vars(module)` before and after a compiled forward pass.
+
+    Test: everything a module holds, before and after, eager and compiled.
     """
 
     class Lazy(BufferRotary):

@@ -45,9 +45,14 @@ def stands(perturb: Perturb) -> Callable[[Build], None]:
 
 
 def test_01_tables_survive_half() -> None:
-    """EleutherAI/gpt-neox#1003: the cosine at position 1857 was off by 0.78.
+    """Cosines and sines are computed in float16.
 
-    The table was computed in the dtype of the model: in float16 the position times the frequency has 11 bits.
+    EleutherAI/gpt-neox#1003: The table of cosines was computed in the dtype of the model, and a product of position and
+    frequency has only 11 bits in float16. The cosine at position 1,857 was off by 0.78.
+
+    Check: `locant.probe(rotate, head_dim=64)` reports scores that depend on more than distances.
+
+    Test: cosines after `half()` against 50 digits; constants of every code, alone and inside a model.
     """
     index = [*range(0, 4096, 37), 1857]
 
@@ -64,9 +69,15 @@ def test_01_tables_survive_half() -> None:
 
 
 def test_02_autocast_does_not_reach_the_angles() -> None:
-    """huggingface/transformers#29285: the loss of Gemma and Llama diverged under bfloat16 autocast.
+    """Autocast computes the angles in bfloat16.
 
-    The angles came from a matrix product of frequencies and positions, and autocast casts matrix products.
+    huggingface/transformers#29285: The loss of Gemma and Llama diverged under bfloat16 autocast. The angles were a
+    matrix product of frequencies and positions, and autocast casts matrix products.
+
+    Check: Call your rotary module inside and outside of `torch.autocast("cpu", torch.bfloat16)`, and compare the
+    cosines.
+
+    Test: constants of every code under bfloat16 autocast.
     """
 
     def check(build: Build) -> None:
@@ -81,9 +92,15 @@ def test_02_autocast_does_not_reach_the_angles() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_03_the_default_dtype_does_not_reach_the_table(dtype: torch.dtype) -> None:
-    """huggingface/transformers#25681: the cache of cosines was wrong in half precision.
+    """The default dtype gets into the table.
 
-    Models are often built while half precision is the default dtype, and the frequencies were made in the default.
+    huggingface/transformers#25681: The cache of cosines was wrong in half precision. Models are often built while half
+    precision is the default dtype, and the frequencies were made in the default dtype.
+
+    Check: After `torch.set_default_dtype(torch.bfloat16)`, build the rotary module and print the dtype of its
+    `inv_freq`.
+
+    Test: built while bfloat16, float16 or float64 is the default dtype.
     """
 
     def built_under(build: Build) -> PositionEncoding:
@@ -103,10 +120,14 @@ def test_03_the_default_dtype_does_not_reach_the_table(dtype: torch.dtype) -> No
 
 
 def test_04_a_cast_before_the_sequence_outgrows_a_cache() -> None:
-    """huggingface/transformers#29496: Mistral was wrong, but only from the first input of maximal length on.
+    """A cast module builds its longer cache from rounded frequencies.
 
-    The first cache was made before the model was cast. The larger one was made afterwards, from frequencies that
-    had become bfloat16.
+    huggingface/transformers#29496: Mistral was wrong, but only from the first input of maximal length on. The first
+    cache was made before the model was cast, and the longer one was made afterwards, from bfloat16 frequencies.
+
+    Check: Compare the cosines of position 100 before and after a call with a longer input: they must be equal.
+
+    Test: cast first, then a longer sequence.
     """
 
     class Growing(BufferRotary):
@@ -142,18 +163,28 @@ CASTS: dict[str, Perturb] = {
 
 @pytest.mark.parametrize("cast", CASTS)
 def test_08_a_blanket_cast_leaves_constants_alone(cast: str) -> None:
-    """deepspeedai/DeepSpeed#8066: logits at long contexts drifted away from those of FSDP2.
+    """`model.bfloat16()` rounds the frequencies.
 
-    The engine called ``module.bfloat16()`` on a whole model. That casts parameters, as meant, and buffers with them.
+    deepspeedai/DeepSpeed#8066: Logits at long contexts drifted away from those of FSDP2. The engine called
+    `module.bfloat16()` on a whole model, which casts the buffers together with the parameters.
+
+    Check: `locant probe FOLDER` notes whether a cast of the rotary module casts its table.
+
+    Test: six ways to cast a whole model, one of them with the constants of every scaling.
     """
     ours = CONSTANT.values() if cast == "bfloat16()" else ONCE
     exhibit(stands(CASTS[cast]), *ours, twin=BufferRotary, because="the cast moved")
 
 
 def test_09_a_cast_and_back_leaves_the_same_bits() -> None:
-    """NVIDIA-NeMo/Automodel#2549: a saved model, loaded elsewhere, had moved by a KL divergence of 1.1e-2.
+    """A cast to half precision and back rounds the buffers.
 
-    One cast of the whole model rounded float32 buffers; ``float()`` afterwards widened what was left of them.
+    NVIDIA-NeMo/Automodel#2549: A model that was saved and loaded elsewhere had moved by a KL divergence of 1.1e-2. A
+    cast of the whole model rounded float32 buffers, and `float()` afterwards only widened the rounded numbers.
+
+    Check: Copy `dict(model.named_buffers())`, run `model.bfloat16().float()`, and compare with `torch.equal`.
+
+    Test: to bfloat16, to float16 and back.
     """
 
     def there_and_back(module: nn.Module) -> None:
@@ -163,9 +194,14 @@ def test_09_a_cast_and_back_leaves_the_same_bits() -> None:
 
 
 def test_10_there_is_no_buffer_to_cast() -> None:
-    """NVIDIA/Megatron-LM#744, InternLM/InternLM#239: the same drift, from loops of one's own over a model's state.
+    """Half-precision wrappers cast the frequencies.
 
-    Wrappers for half precision walk over parameters and buffers and replace what they find.
+    NVIDIA/Megatron-LM#744, InternLM/InternLM#239: Wrappers for half precision walk over all parameters and buffers and
+    replace what they find. Rotary frequencies are among the buffers.
+
+    Check: Print `b.dtype` for every `n, b in model.named_buffers()` inside the wrapper.
+
+    Test: a loop over buffers finds none.
     """
 
     def casts_what_it_finds(module: nn.Module) -> None:
@@ -186,9 +222,14 @@ def test_10_there_is_no_buffer_to_cast() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_12_half_precision_tokens_are_rotated_by_float32_tables(layout: str, dtype: torch.dtype) -> None:
-    """Dao-AILab/flash-attention#823: results in bfloat16 were off by up to 24 %.
+    """A kernel takes cosines and sines in the dtype of the tokens.
 
-    The kernel asked for cosines and sines in the dtype of the tokens, so both were rounded before they were used.
+    Dao-AILab/flash-attention#823: Results in bfloat16 were off by up to 24 %. The kernel asked for cosines and sines in
+    the dtype of the tokens, so both were rounded before they were used.
+
+    Check: `cos.dtype` at the call of your kernel must be `torch.float32`.
+
+    Test: bfloat16 and float16 tokens, one rounding away from float64.
     """
     positions = Positions.of([*range(64), 4095, 65_537, 131_071])
     x = torch.randn(2, 3, positions.seq_len, WIDTH).to(dtype)
@@ -227,9 +268,14 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_13_frequencies_are_not_cast_before_the_product(dtype: torch.dtype) -> None:
-    """huggingface/candle#3520, sgl-project/sglang-jax#1473: at position 4095, 72 of 128 values off, by up to 0.83.
+    """Frequencies are cast before they are multiplied by positions.
 
-    Frequencies followed the model into half precision. What a frequency loses there is multiplied by the position.
+    huggingface/candle#3520, sgl-project/sglang-jax#1473: At position 4,095, 72 of 128 values were off, by up to 0.83.
+    The frequencies followed the model into half precision, and the position multiplies their error.
+
+    Check: `locant probe FOLDER` notes how far angles are off after a cast of the rotary module.
+
+    Test: position 4095 of a model in half precision.
     """
     head_dim, position = 128, 4095
     truth = torch.cat(true_cos_sin([position], frequencies(head_dim, 10_000.0)), dim=1)[0]

@@ -59,10 +59,14 @@ def one_graph(build: Build) -> None:
     "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EACH_CODE), id="all", marks=SWEEP)]
 )
 def test_33_every_encoding_is_one_graph(kinds: tuple[str, ...]) -> None:
-    """huggingface/transformers#35716: four graphs in place of one, and a slower model.
+    """A comparison with the largest position breaks the graph.
 
-    Which frequencies to use was decided by a comparison with the largest position: data, which ends a graph.
-    Entry 37 counts the graphs of all encodings, too. So all of them are compiled here in the sweep alone.
+    huggingface/transformers#35716: Compilation made four graphs instead of one, and a slower model. Which frequencies
+    to use depended on a comparison with the largest position, and data in a condition ends a graph.
+
+    Check: `torch.compile(model, fullgraph=True)` raises an error at the comparison.
+
+    Test: one graph and the same bits; for every encoding in `make test-slow`.
     """
 
     exhibit(one_graph, *[EVERY[name] for name in kinds], twin=Switching, because="[2-9] graphs")
@@ -90,9 +94,15 @@ PLACES = {"counting": Positions.arange(6), "decoding": Positions.after(2000, 6),
 
 
 def test_34_the_host_neither_reads_nor_sends() -> None:
-    """vllm-project/vllm#58064: an engine could not start, since its graphs could not be captured.
+    """The host reads positions during graph capture.
 
-    ``torch.max(position_ids)`` in a branch makes the host wait for a number, which a captured stream does not have.
+    vllm-project/vllm#58064: An engine could not start, because its CUDA graphs could not be captured.
+    `torch.max(position_ids)` in a condition makes the host wait for a number, which is impossible while a stream is
+    captured.
+
+    Check: `torch.cuda.set_sync_debug_mode("error")` around a forward pass.
+
+    Test: no host read and no host tensor in any method; on a GPU a capture and a replay, where there is one.
     """
 
     def check(build: Build) -> None:
@@ -120,9 +130,14 @@ class LengthInABuffer(BufferRotary):
 
 @pytest.mark.unchecked
 def test_36_lengths_are_no_tensors() -> None:
-    """lucidrains/rotary-embedding-torch#38: compilation failed on ``.item()``.
+    """A length in a buffer breaks the graph.
 
-    The length of a cache was kept in a buffer, so every call read it back.
+    lucidrains/rotary-embedding-torch#38: Compilation failed on `.item()`. The length of a cache was kept in a buffer,
+    so every call read it back.
+
+    Check: `torch.compile(model, fullgraph=True)`.
+
+    Test: no graph break where positions are made inside.
     """
     exhibit(one_graph, *[EVERY[name] for name in SOME], twin=LengthInABuffer, because="[2-9] graphs")
 
@@ -161,7 +176,15 @@ class RebuiltWhenShorter(BufferRotary):
 
 
 def test_37_tables_are_built_once(constants_made: list[object]) -> None:
-    """foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: built anew for shorter input."""
+    """Tables are built again for every shorter input.
+
+    foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: A table was built again for each
+    input that is shorter than the last one. Compilation made a new graph for every length.
+
+    Check: `TORCH_LOGS=recompiles` with a prompt, one token and a prompt again.
+
+    Test: no table made by a call; two compilations at most, for every encoding in `make test-slow`.
+    """
 
     def check(build: Build) -> None:
         encoding = build()

@@ -82,10 +82,15 @@ SECTIONS = Rotary(WIDTH, rotary_dim=PART, sections=(4, 2, 2))
 
 
 def test_111_a_fused_kernel_rotates_by_all_axes_of_a_position() -> None:
-    """sgl-project/sglang#34446, #35345 and #36762: height and width of image tokens were dropped.
+    """A fused kernel drops rows and columns of image positions.
 
-    The kernel of norm, rotation and gate read one position for each token, and so the first row of the three. Text has
-    the same number in all rows, so that no test of text saw it: boxes in images were some 90 pixels off.
+    sgl-project/sglang#34446, #35345 and #36762: Height and width of image tokens were dropped, because a fused kernel
+    read one position for each token. Text has the same number on all axes, so tests of text passed, and boxes in images
+    were some 90 pixels off.
+
+    Check: `locant.probe(kernel, head_dim=128, axes=3)` names the axes that are dropped.
+
+    Test: a norm and a rotation by three axes in one kernel, against a formula; `probe` names the axes that are dropped.
     """
     image = torch.tensor([[[3, 0, 0], [3, 0, 1], [3, 1, 0], [3, 1, 1], [5, 5, 5]]])
     check = equals(lambda positions: at(positions, AXES), image, "height and width are dropped")
@@ -103,10 +108,14 @@ HALF = Rotary(WIDTH, rotary_dim=PART)
 
 
 def test_112_every_head_of_a_warp_gets_its_own_partners() -> None:
-    """vllm-project/vllm#51049: with a part of the head rotated, all heads of a warp but the first came out wrong.
+    """Only the first head of a warp is rotated right.
 
-    Only the lanes of that part entered the branch in which all lanes of the warp exchange their numbers. The first head
-    was right, and with one head to a warp all were: the kernel for many is chosen from 10,240 heads on.
+    vllm-project/vllm#51049: With partial rotary, all heads of a warp but the first were wrong. Only the lanes of the
+    rotated part entered the branch in which all lanes exchange their numbers.
+
+    Check: `locant.probe(kernel, head_dim=128)` compares thousands of tokens with a few.
+
+    Test: four heads of which half is rotated; `probe` compares thousands of tokens with a few.
     """
     check = equals(at, ROW, "heads after the first are wrong")
 
@@ -121,9 +130,14 @@ def test_112_every_head_of_a_warp_gets_its_own_partners() -> None:
 
 
 def test_113_a_fused_kernel_rotates_the_part_that_its_table_is_for() -> None:
-    """vllm-project/vllm#43676: `rotary_dim` was not handed on, and the kernel rotated the whole head.
+    """A fused kernel rotates the whole head instead of a part.
 
-    It took the table to be as wide as the head, and read past each row: of 1,319 problems GLM-4.7 then solved none.
+    vllm-project/vllm#43676: `rotary_dim` was not handed on, so the kernel rotated the whole head and read past each row
+    of its table. GLM-4.7 then solved none of 1,319 problems.
+
+    Check: `locant.probe(kernel, head_dim=128)` counts the pairs that are rotated.
+
+    Test: half of a head rotated, against a table that is read past its rows; `probe` counts the pairs.
     """
     check = equals(at, ROW, "what should stay is rotated")
     angle = torch.arange(2**12)[:, None] * plain(PART, BASE)
@@ -142,10 +156,14 @@ def test_113_a_fused_kernel_rotates_the_part_that_its_table_is_for() -> None:
 
 
 def test_115_norm_and_rotation_come_in_the_order_of_the_model() -> None:
-    """vllm-project/vllm-metal#660: HunYuan's heads are rotated first and normed then, and the engine did the reverse.
+    """Heads are normed before the rotation instead of after it.
 
-    Its weights then scale other dimensions than those they were trained on. Names of weights do not tell the order.
-    Without weights both orders are the same, as in karpathy/nanochat#743.
+    vllm-project/vllm-metal#660: HunYuan's heads are rotated first and normed then, and the engine did the reverse. The
+    weights of the norm then scale other dimensions than those they were trained on.
+
+    Check: `locant.probe(kernel, norm=(q_weight, k_weight), norm_follows=True)` reports a wrong order.
+
+    Test: a norm after the rotation; `probe` names the order in both directions.
     """
 
     def check(kernel: Fused) -> None:

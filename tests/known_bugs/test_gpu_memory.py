@@ -36,11 +36,15 @@ def rotating(place: Place, layout: str = "half") -> Rotate:
 
 
 def test_61_elements_past_2_31_are_found() -> None:
-    """fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
-    state-spaces/mamba#1015, triton-lang/triton#832: silently wrong, or an illegal access, past 2^31 elements.
+    """Offsets overflow 32 bits in a kernel.
 
-    An index times a stride, both of 32 bits, is a product of 32 bits. A small tensor with large strides is enough; so
-    many elements on a GPU are in `tests/kernels/rotary/test_triton_memory.py`.
+    fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
+    state-spaces/mamba#1015, triton-lang/triton#832: Results were silently wrong, or an illegal access, past 2³¹
+    elements. An index times a stride, both of 32 bits, is a product of 32 bits.
+
+    Check: Search your kernels for strides that are not cast to int64.
+
+    Test: small tensors with strides past 2^31, interpreted; 4 GB on a GPU in `tests/kernels/rotary`.
     """
     # Three heads of one token, the last one 2^31 elements behind the first, in the middle of the memory.
     x = sparse(2**32 + 64).as_strided((1, 3, 1, 8), (8, 2**30, 8, 1), 2**31)
@@ -58,10 +62,15 @@ def test_61_elements_past_2_31_are_found() -> None:
 
 
 def test_62_a_launch_covers_2_31_elements() -> None:
-    """pytorch/pytorch#130806: of an output of exactly 2^31 elements, nothing was written.
+    """A launch of 2³¹ elements writes nothing.
 
-    The number of elements was kept in a 32-bit integer on the way to the number of programs. Here the tensors repeat
-    one element, so they take no memory; what is looked at is how much the programs would cover.
+    pytorch/pytorch#130806: Nothing was written of an output of exactly 2³¹ elements. The number of elements was kept in
+    a 32-bit integer on the way to the number of programs.
+
+    Check: `torch.nn.functional.embedding(ids, weight)` with an output of 2³¹ elements on your GPU.
+
+    Test: what a launch for 2^31 elements covers; the embeddings themselves on a GPU. Here the tensors repeat one
+    element, so they take no memory; what is looked at is how much the programs would cover.
     """
 
     def covered(elements: int) -> int:
@@ -105,9 +114,14 @@ OPTIONS = [{}, {"layout": "interleaved"}, {"rotary_dim": 8}, {"rotary_dim": 8, "
 
 
 def test_63_padded_rows_are_written_too() -> None:
-    """fla-org/flash-linear-attention#967: NaN in batches with padding on the left.
+    """Padded rows keep uninitialised memory.
 
-    The result came from `empty_like`, and the kernel skipped padded tokens. What is skipped is whatever was there.
+    fla-org/flash-linear-attention#967: Batches with padding on the left had NaN. The result came from `empty_like`, and
+    the kernel skipped padded tokens.
+
+    Check: Under `torch.use_deterministic_algorithms(True)` fresh memory is NaN: look for NaN in the output.
+
+    Test: padded rows of q and k with fresh memory full of NaN, on both kernels.
     """
 
     def check(rotate: Rotate) -> None:
@@ -134,11 +148,14 @@ def extent(x: Tensor) -> tuple[int, int]:
 
 
 def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
-    """Dao-AILab/flash-attention#1195, ModelTC/LightLLM#1459: an illegal access at 72 dimensions, and reads past the
-    cosines at 96.
+    """Lanes behind the last pair read other memory.
 
-    Lanes come in powers of two, pairs do not. What the lanes that are left over read is never used, so no test of the
-    results can see it; here every address is looked at.
+    Dao-AILab/flash-attention#1195, ModelTC/LightLLM#1459: A kernel raised an illegal access at 72 dimensions, and read
+    past the cosines at 96. Lanes come in powers of two, and pairs do not.
+
+    Check: `compute-sanitizer python your_test.py` with a head of 72.
+
+    Test: every address of every lane, five head sizes, two layouts; compute-sanitizer on a GPU.
     """
 
     def kernel(dim: int, layout: str) -> None:
@@ -197,9 +214,15 @@ EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_70_an_id_without_a_row_is_refused(embedding: str) -> None:
-    """pytorch/pytorch#93538, pytorch/torchdynamo#1657, flagos-ai/FlagGems#6021: garbage, and not a word of it.
+    """A compiled look-up returns garbage for an id without a row.
 
-    A compiled look-up had no check; in a kernel the check was an assertion that is compiled only for debugging.
+    pytorch/pytorch#93538, pytorch/torchdynamo#1657, flagos-ai/FlagGems#6021: A compiled embedding returned garbage for
+    an id without a row, and raised no error. It had no check, or the check was an assertion that is compiled only for
+    debugging.
+
+    Check: `torch.compile(embedding)(torch.tensor([vocab_size]))` must raise an error.
+
+    Test: ids -1, V, 2^31 and the largest: eager and compiled raise; on a GPU that it still works.
     """
     exhibit(require_complaint, EMBEDDINGS[embedding](), twin=garbage, because="id -1 of 8 rows gave")
 

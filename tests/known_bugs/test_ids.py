@@ -115,11 +115,17 @@ class OutOfTable(nn.Module):
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.layer}-{i}" for i, case in enumerate(CASES)])
 def test_81_the_first_place_that_is_missing_is_named(case: Case) -> None:
-    """huggingface/transformers#11242, #9116, #10832, #19240, #22359, #24698 and #28104, pytorch/pytorch#72696,
-    EleutherAI/gpt-neox#650, microsoft/onnxruntime#27597 and #28214: ids and positions past the end of a table.
+    """An id past the end of a table ends in a device-side assert.
 
-    On a GPU a device-side assert without a cause, after which nothing works; in rotary tables, what lies behind them.
-    Models with an offset have two rows more than positions, and their users counted the rows.
+    huggingface/transformers#11242, #9116, #10832, #19240, #22359, #24698 and #28104, pytorch/pytorch#72696,
+    EleutherAI/gpt-neox#650, microsoft/onnxruntime#27597 and #28214: Ids and positions past the end of a table stop a
+    GPU with a device-side assert that names no cause, after which nothing works. In rotary tables the code reads what
+    lies behind them.
+
+    Check: `ids.max() < embedding.num_embeddings and positions.max() < max_position_embeddings`.
+
+    Test: ids, segments and positions, with an offset and under scalings that end: the layer, the place, the value, the
+    limit; then the next call.
     """
     exhibit(check, case, twin=_table("WithOffset", WithOffset()), because="says 'index out of range in self', without")
     exhibit(check, case, twin=_table("OutOfTable", OutOfTable()), because="OutOfTable has nothing against 8")

@@ -63,10 +63,15 @@ def passes_weights_on(weights: Weights, config: Any, *, to: str, source: str) ->
 
 
 def test_52_the_two_layouts_are_one_rotation_of_reordered_dimensions() -> None:
-    """karpathy/nanochat#264, warpfront/hipfire#241, dan-v/shainet#111: the first tokens were right, then garbage.
+    """Pairs are neighbours in code for weights with halves.
 
-    Pairs of neighbours were rotated in weights made for halves. At position 0 nothing is wrong, as nothing is rotated.
-    Nothing in weights says their layout: that a conversion asks for it is in `tests/checkpoints/test_layout.py`.
+    karpathy/nanochat#264, warpfront/hipfire#241, dan-v/shainet#111: The first tokens were right, and then came garbage.
+    Pairs of neighbours were rotated in weights made for halves, and at position 0 both layouts are equal.
+
+    Check: `locant probe FOLDER` prints the layout of the code, and `locant audit FOLDER` that of the weights.
+
+    Test: reordered dimensions, bit for bit, up to position 2^31 - 1. Nothing in weights says their layout: that a
+    conversion asks for it is in `tests/checkpoints/test_layout.py`.
     """
     x = torch.randn(1, HEADS, TOKENS, HEAD_DIM)
     order = torch.tensor([0, 3, 1, 4, 2, 5])  # what stands where once pairs are neighbours
@@ -97,9 +102,14 @@ SPLIT = {Q: HEADS * HEAD_DIM, K: KEY_HEADS * HEAD_DIM, V: KEY_HEADS * HEAD_DIM}
     ("config", "rows"), [(LLAMA, SPLIT), (FUSED, {QKV: sum(SPLIT.values())})], ids=["split", "fused"]
 )
 def test_53_converted_weights_attend_as_before(config: Any, rows: Mapping[str, int]) -> None:
-    """huggingface/nanotron#427 and #241: attention was corrupt after a conversion.
+    """A conversion does not reorder fused projections.
 
-    It has an argument that interleaves the rows of fused projections, and the script that calls it never passed it.
+    huggingface/nanotron#427 and #241: Attention was corrupt after a conversion. The conversion has an argument that
+    interleaves the rows of fused projections, and the script that calls it never passed it.
+
+    Check: `locant audit FOLDER` on the converted weights.
+
+    Test: attention in both layouts with separate and fused projections; bytes there and back.
     """
     weights = {name: random(count, WIDTH) for name, count in rows.items()}
     before = {name: tensor.clone() for name, tensor in weights.items()}
@@ -129,9 +139,14 @@ TAUGHT = {
 
 
 def test_54_an_architecture_brings_its_layout_along() -> None:
-    """rasbt/LLMs-from-scratch#750: the same in teaching code, which rotated what others trained.
+    """Teaching code rotates the other layout than its weights.
 
-    A configuration does not say the layout, its architecture does; one that is not known has to be told.
+    rasbt/LLMs-from-scratch#750: Teaching code rotated pairs of the other layout in weights that others had trained. A
+    configuration does not state the layout: the architecture does.
+
+    Check: `locant explain FOLDER` prints the layout of the architecture.
+
+    Test: the layout of seven published models; an unknown one is asked for.
     """
 
     def check(layout_of: Callable[[Mapping[str, Any]], str]) -> None:
@@ -150,10 +165,16 @@ def test_54_an_architecture_brings_its_layout_along() -> None:
 
 
 def test_97_both_members_of_a_pair_turn_by_one_angle() -> None:
-    """facebookresearch/vjepa2#15: tables repeated for halves, applied to pairs of neighbours.
+    """Both members of a pair get different angles.
 
-    That is no rotation: lengths change, and scores depend on more than distances. Nothing fails, so that models were
-    trained with it; `locant.probe` names it, in `tests/probing/test_broken.py`.
+    facebookresearch/vjepa2#15: Tables that were repeated for halves were applied to pairs of neighbours. That is not a
+    rotation: lengths change, and scores depend on more than distances.
+
+    Check: `locant.probe(rotate, head_dim=64)` reports that the members of pairs get different angles.
+
+    Test: lengths of random tokens, and their scores under a common shift, in both layouts. V-JEPA 2 was trained so: it
+    is refused by name, and read when asked for, in `tests/models`. Nothing fails, so that models were trained with it;
+    `locant.probe` names it, in `tests/probing/test_broken.py`.
     """
     x = random(1, 1, TOKENS, HEAD_DIM)
 
@@ -175,10 +196,15 @@ def test_97_both_members_of_a_pair_turn_by_one_angle() -> None:
 
 @pytest.mark.slow
 def test_109_weights_in_another_layout_than_their_code_are_told(tmp_path: Path) -> None:
-    """WestWaters/pollard-weights#70: a published model was read in the other layout, at 5.02 nats instead of 1.86.
+    """A published model has its weights in the other layout.
 
-    Every key is there and every shape fits. Weights that were trained on pairs of neighbours are saved for code of
-    halves, and once more in the order of that code.
+    WestWaters/pollard-weights#70: A published model was read in the other layout, with a loss of 5.02 nats instead of
+    1.86. Every key is there and every shape fits, so nothing fails.
+
+    Check: `locant audit FOLDER`.
+
+    Test: `audit` on weights of pairs of neighbours, saved for code of halves; other hypotheses in
+    `tests/lab/test_audit.py`.
     """
     weights, _ = weights_of("interleaved", {})
     trained = llama(LARGER)

@@ -19,9 +19,14 @@ BY = 7
 
 @pytest.mark.filterwarnings("ignore:smollm3. this is not the encoding:UserWarning")  # the twin does as it warns
 def test_120_layers_that_do_not_rotate_keep_their_keys() -> None:
-    """LMCache/LMCache#4666: cached keys were rotated to their new place in all layers alike, by one encoding.
+    """Keys of layers without positions are rotated when they move.
 
-    Every fourth layer of SmolLM3 has no positions: its keys are the same at every place.
+    LMCache/LMCache#4666: Cached keys were rotated to their new place in all layers, by one encoding. Every fourth layer
+    of SmolLM3 has no positions, so its keys are the same everywhere.
+
+    Check: `locant explain FOLDER` lists the layers without positions: their cached keys must not change.
+
+    Test: a cache of SmolLM3, moved by its model; other models and caches in `tests/engines/test_kv_reuse.py`.
     """
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}

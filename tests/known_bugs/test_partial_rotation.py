@@ -38,10 +38,14 @@ def refusal(kind: type[LocantError], call: Callable[[], object]) -> str:
 
 
 def test_55_frequencies_and_pairs_count_the_part_that_is_rotated() -> None:
-    """pie-project/pie#603: quality fell with length in every model that rotates a part of its heads.
+    """Frequencies are those of the whole head in partial rotary.
 
-    Exponents were fractions of the whole head, and partners half a head apart, instead of the rotated part. At position
-    0 it is the same.
+    pie-project/pie#603: Quality fell with length in every model that rotates a part of its heads. Exponents and
+    partners were computed from the whole head instead of the rotated part.
+
+    Check: `locant.probe(rotary, expected=locant.encoding_from_config(config))` lists the pairs that differ.
+
+    Test: 64 of 256 dimensions at positions 0 to 2355.
     """
     x = torch.randn(1, 1, TO - FROM, HEAD_DIM, dtype=torch.float64)
 
@@ -69,9 +73,14 @@ def test_55_frequencies_and_pairs_count_the_part_that_is_rotated() -> None:
 
 
 def test_56_a_share_of_the_head_has_its_own_number_of_frequencies() -> None:
-    """huggingface/transformers#48652: models with a ``rotary_pct`` other than 1 crashed. 44 rotate a part of a head.
+    """Partial rotary gets frequencies for the whole head.
 
-    Frequencies for the whole head had been copied: 4 of them where 2 were wanted.
+    huggingface/transformers#48652: Models with a `rotary_pct` other than 1 crashed, and 44 models rotate a part of a
+    head. Frequencies for the whole head had been copied: four where two were needed.
+
+    Check: `len(inv_freq)` must be `rotary_dim // 2`.
+
+    Test: the whole head, half and a quarter.
     """
     sizes = {"model_type": "gpt_neox", "hidden_size": 32, "num_attention_heads": 4, "rotary_emb_base": 10_000}
     x = torch.randn(1, 4, 3, 8, dtype=torch.float64)
@@ -94,9 +103,14 @@ def test_56_a_share_of_the_head_has_its_own_number_of_frequencies() -> None:
 
 
 def test_57_several_axes_and_a_share_of_the_head_go_together() -> None:
-    """AI-Hypercomputer/maxtext#4616: with positions of several axes, the share that is rotated was ignored.
+    """Positions of several axes ignore the rotated share.
 
-    The class for them had no such argument, and nobody heard of it.
+    AI-Hypercomputer/maxtext#4616: With positions of several axes, the share of the head that is rotated was ignored.
+    The class for them had no such argument, and no error was raised.
+
+    Check: `locant.probe(rotary, expected=locant.encoding_from_config(config))` prints how many dimensions are rotated.
+
+    Test: three axes with half of the head.
     """
     sections, positions = (1, 2, 1), Positions.grid(2, 3, 2)
     x = torch.randn(1, 2, 12, 16, dtype=torch.float64)
@@ -117,7 +131,15 @@ def test_57_several_axes_and_a_share_of_the_head_go_together() -> None:
 
 
 def test_58_there_is_one_factor_for_each_pair_that_is_rotated() -> None:
-    """apache/tvm#18102: a buffer of LongRoPE had the size of half a head, and the rotated part is smaller."""
+    """LongRoPE's factors have the size of the whole head.
+
+    apache/tvm#18102: A buffer for LongRoPE's factors had the size of half a head. The rotated part of the head is
+    smaller.
+
+    Check: `len(long_factor)` must be `rotary_dim // 2`.
+
+    Test: one factor per pair, and four wrong numbers of them.
+    """
 
     def scaling(count: int) -> Scaling:
         factors = tuple(2.0 + pair for pair in range(count))
@@ -151,9 +173,14 @@ SIZES = [(7, None), (1, None), (8, 7), (8, 1), (8, 10), (8, 0), (8, -2), (0, Non
 
 
 def test_59_odd_and_too_large_dimensions_are_refused() -> None:
-    """fla-org/flash-linear-attention#1177: with an odd number of dimensions, memory behind the head was read.
+    """A kernel accepts odd and too large dimensions.
 
-    So it was with more dimensions than the head has; nothing was checked.
+    fla-org/flash-linear-attention#1177: With an odd number of dimensions, or more than the head has, a kernel read
+    memory behind the head. Nothing was checked.
+
+    Check: Call your kernel with `rotary_dim=63`, and with more than `head_dim`: it must raise an error.
+
+    Test: nine sizes, and heads of another width than stated.
     """
 
     def check(build: Callable[..., Rotary]) -> None:
@@ -179,10 +206,15 @@ Vectors = Callable[[int, list[int]], Tensor]
 
 
 def test_60_sinusoids_of_any_width_are_pairs_of_one_angle() -> None:
-    """codertimo/BERT-pytorch#78, pyaptamer/pyaptamer#526, SamLynnEvans/Transformer#25: a crash, and a wrong formula.
+    """Sinusoidal positions of odd width crash, and cosines have another frequency.
 
-    An odd width left more sines than cosines, and slices that did not fit. And the cosine's exponent was that of the
-    next dimension, so that it was no partner of its sine.
+    codertimo/BERT-pytorch#78, pyaptamer/pyaptamer#526, SamLynnEvans/Transformer#25: An odd width left more sines than
+    cosines, and the slices did not fit. Elsewhere the exponent of the cosine was that of the next dimension, so a
+    cosine was not the partner of its sine.
+
+    Check: `(pe[:, 0::2] ** 2 + pe[:, 1::2] ** 2 - 1).abs().max()` must be 0 up to rounding.
+
+    Test: six widths, odd ones among them.
     """
 
     def ours(d_model: int, index: list[int]) -> Tensor:

@@ -109,9 +109,14 @@ def found() -> Found:
 
 @pytest.mark.parametrize("way", ["FSDP1", "FSDP2"])
 def test_29_sharding_in_half_precision_leaves_constants_alone(found: Found, way: str) -> None:
-    """facebookresearch/fairseq2#480: FSDP casts buffers, and could not broadcast a complex one.
+    """FSDP casts the tables of rotary.
 
-    Mixed precision has a dtype for buffers, which is meant for running means and hits tables of cosines.
+    facebookresearch/fairseq2#480: FSDP cast buffers, and could not broadcast a complex one. Its mixed precision has a
+    dtype for buffers, which is meant for running means and also reaches tables of cosines.
+
+    Check: Print the buffers' dtypes behind `FullyShardedDataParallel(model, mixed_precision=...)`.
+
+    Test: FSDP1 and FSDP2 with mixed precision on two processes.
     """
 
     def check(name: str) -> None:
@@ -127,9 +132,14 @@ def test_29_sharding_in_half_precision_leaves_constants_alone(found: Found, way:
 
 
 def test_30_ranks_may_see_sequences_of_different_lengths(found: Found) -> None:
-    """lucidrains/CoCa-pytorch#17, modelscope/ms-swift#10187: data-parallel training crashed.
+    """Ranks with different lengths broadcast buffers of different shapes.
 
-    Each rank grew a buffer to the length that it had seen, and the next step broadcast buffers of different shapes.
+    lucidrains/CoCa-pytorch#17, modelscope/ms-swift#10187: Data-parallel training crashed. Each rank grew a buffer to
+    the length that it had seen, and the next step broadcast buffers of different shapes.
+
+    Check: Give two ranks sequences of 8 and 16 tokens, and take two steps.
+
+    Test: DDP on two processes with 8 and 16 tokens.
     """
 
     def check(name: str) -> None:

@@ -1,60 +1,73 @@
-"""The README lists every entry, every entry has tests that name its source, and every encoding is looked at."""
+"""The README has every entry of the tests, their number is the same everywhere, and every encoding is looked at."""
 
 from __future__ import annotations
 
-import ast
-import itertools
 import re
-from pathlib import Path
 
+import pytest
 import torch
 
 from locant import Convolutional, Positions
 from locant.positions.base import reads_hidden_states
 from locant.positions.registry import encodings
-from tests.known_bugs.figures import README, table_under
+from tests.known_bugs.catalog import FOLDER, README, count, docstrings, entries, entry, with_entries
 from tests.known_bugs.subjects import EVERY, differences, queries, use
 
-ENTRIES = [
-    *map(str, range(1, 84)),
-    *(f"84{letter}" for letter in "abcdefghijklm"),
-    *map(str, range(97, 111)),
-    *map(str, [111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121]),
-]
-Tests = list[tuple[str, str]]
-"""Entry and docstring of each."""
+ROOT = FOLDER.parents[1]
+COUNTED = re.compile(r"(\d+|\ba hundred) (?:real|known)(?: [\w-]+)? bugs|\ball (\d+) entries")
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "tests/known_bugs/*.md", "src/locant/explore/**/*.js"]
 
 
-def docstrings_in(folder: Path) -> Tests:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("test_*.py"))]
-    return [
-        (named[1].lstrip("0"), ast.get_docstring(node) or "")
-        for node in itertools.chain.from_iterable(map(ast.walk, trees))
-        if isinstance(node, ast.FunctionDef) and (named := re.match(r"test_(\d{2,3}[a-m]?)_", node.name))
-    ]
+def miscounts(text: str, right: int) -> list[str]:
+    """Return each number of known bugs in a text that is not the right one."""
+    return [match[0] for match in COUNTED.finditer(text) if (match[1] or match[2]) != str(right)]
 
 
-def disagreements(readme: str, tests: Tests) -> list[str]:
-    """Every place where the README and the tests say different things."""
-    rows = table_under("entries", readme)
-    faults = [f"a row of {len(row)} cells: {row}" for row in rows if len(row) != 3 or not all(row)]
-    faults += [] if [row[0] for row in rows] == ENTRIES else ["the rows are not the entries in their order"]
-    for entry, source, *_ in rows:
-        docstrings = [docstring for number, docstring in tests if number == entry]
-        faults += [] if docstrings else [f"entry {entry} has no test"]
-        faults += [f"a test of entry {entry} does not name {source}" for said in docstrings if source not in said]
-    if not readme.startswith(f"# Known bugs: {len(rows)} of {len(ENTRIES)}\n"):
-        faults.append(f"the headline does not say {len(rows)} of {len(ENTRIES)}")
-    return faults
+def test_the_readme_is_that_of_the_tests() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text == with_entries(text), "run: python -m tests.known_bugs.catalog"
+    assert with_entries(text.replace("| 7 |", "| 77 |")) == text, "a wrong row is replaced"
 
 
-TEXT = README.read_text(encoding="utf-8")
-TESTS = docstrings_in(README.parent)
+def test_every_test_of_an_entry_names_its_source() -> None:
+    source = {each.number: each.sources[0][0].replace("/attacks/", " `attacks/`") for each in entries()}
+    missing = [test for number, test, docstring in docstrings() if source[number] not in docstring]
+    assert missing == []
 
 
-def test_the_readme_and_the_tests_agree() -> None:
-    assert len(ENTRIES) == 121
-    assert disagreements(TEXT, TESTS) == []
+def test_titles_name_bugs_and_differ() -> None:
+    """The name of a test states the right behaviour, and the title of its entry the bug."""
+    titles = [each.title for each in entries()]
+    assert len({*titles}) == len(titles)
+    same = [each.title for each in entries() if each.title.lower().replace(" ", "_") in each.test]
+    assert same == []
+
+
+@pytest.mark.parametrize(
+    ("docstring", "fault"),
+    [
+        ("A bug.\n\na/b#1: It broke.\n\nTest: one.", "3 paragraphs"),
+        ("A bug.\n\nIt broke: badly.\n\nCheck: call.\n\nTest: one.", "names no thread"),
+        ("A bug.\n\na/b#1\n\nCheck: call.\n\nTest: one.", "does not state what happened"),
+        ("A bug.\n\na/b#1: It broke.\n\nCall.\n\nTest: one.", "no check"),
+        ("A bug.\n\na/b#1: It broke. It did. Badly.\n\nCheck: call.\n\nTest: one.", "more than two sentences"),
+    ],
+)
+def test_a_docstring_without_its_parts_is_refused(docstring: str, fault: str) -> None:
+    with pytest.raises(AssertionError, match=fault):
+        entry("7", "tests/test.py::test", docstring)
+
+
+def test_their_number_is_the_same_everywhere() -> None:
+    assert miscounts("110 real bugs, a hundred known bugs, all 7 entries, 121 known bugs", 121) == [
+        "110 real bugs", "a hundred known bugs", "all 7 entries",
+    ]  # fmt: skip
+    pages = [page for pattern in PAGES for page in sorted(ROOT.glob(pattern)) if "reference" not in page.parts]
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages}
+    wrong = {name: found for name, text in texts.items() if (found := miscounts(" ".join(text.split()), count()))}
+    assert wrong == {}
+    for name in ("README.md", "docs/index.md", "docs/guides/explorer.md"):
+        assert COUNTED.search(" ".join(texts[name].split())), f"{name} has no number of known bugs"
 
 
 def test_every_encoding_of_the_catalog_is_shown() -> None:

@@ -68,10 +68,14 @@ def with_backward(backward: Callable[[Tensor, Positions], Tensor]) -> Rotate:
 
 
 def test_64_a_gradient_without_strides_is_read_as_one() -> None:
-    """unslothai/unsloth#3781: wrong gradients after ``sum().backward()``.
+    """A gradient with strides of 0 is read as contiguous.
 
-    The gradient of a sum is one number, repeated by strides of 0. The kernel asked ``if not x.is_contiguous`` of it,
-    which is never true of a method, and read it as if its numbers lay one behind the other.
+    unslothai/unsloth#3781: Gradients were wrong after `sum().backward()`, because the gradient of a sum is one number
+    repeated by strides of 0. The kernel asked `if not x.is_contiguous` without parentheses, which is never true.
+
+    Check: Compare the gradients of `y.sum()` and of `(y * torch.ones_like(y)).sum()`.
+
+    Test: cotangents of stride 0 for q and k.
     """
     positions = Positions.after(7, 5)
     x = random(2, 3, 5, HEAD_DIM).requires_grad_()
@@ -93,9 +97,14 @@ def test_64_a_gradient_without_strides_is_read_as_one() -> None:
 
 
 def test_65_inputs_stay_as_they_were() -> None:
-    """unslothai/unsloth#5001: inputs were overwritten, if they happened to be contiguous.
+    """A kernel overwrites its inputs.
 
-    What was rotated in place was meant to be a copy, and `contiguous` makes one only of what is not contiguous yet.
+    unslothai/unsloth#5001: Inputs were overwritten if they happened to be contiguous. What was rotated in place was
+    meant to be a copy, and `contiguous()` copies only tensors that are not contiguous yet.
+
+    Check: Compare `q.clone()` before the call with `q` after it.
+
+    Test: bytes and versions of the inputs, unless `inplace=True`.
     """
 
     def check(rotate: Rotate) -> None:
@@ -113,9 +122,14 @@ def test_65_inputs_stay_as_they_were() -> None:
 
 
 def test_66_a_single_head_is_rotated() -> None:
-    """linkedin/Liger-Kernel#342: nothing was rotated where there was one head.
+    """A single head is not rotated.
 
-    Which axis was that of the heads was guessed from the strides, and an axis of size 1 can have any.
+    linkedin/Liger-Kernel#342: Nothing was rotated if there was one head. The axis of the heads was guessed from the
+    strides, and an axis of size 1 can have any stride.
+
+    Check: `locant.probe(rotate, head_dim=64)` with one head, or compare one head with the first of two.
+
+    Test: every combination of sizes 1 to 3.
     """
 
     def check(rotate: Rotate) -> None:
@@ -135,9 +149,14 @@ def test_66_a_single_head_is_rotated() -> None:
 
 
 def test_67_gradients_arrive() -> None:
-    """NVlabs/LongLive#61: queries and keys got no gradient, and nobody said so.
+    """A fused kernel drops the gradient.
 
-    The kernel wrote into new memory, of which torch knows nothing: what came out required no gradient.
+    NVlabs/LongLive#61: Queries and keys got no gradient, and no error was raised. The kernel wrote into new memory, so
+    its output required no gradient.
+
+    Check: `assert rotate(q.requires_grad_(), ...).requires_grad`.
+
+    Test: a gradient check of the rotation, in place too; that every table gets its gradient is in `tests/embedding`.
     """
 
     def check(rotate: Rotate) -> None:
@@ -157,10 +176,14 @@ def test_67_gradients_arrive() -> None:
 
 
 def test_68_the_backward_rotates_the_other_way() -> None:
-    """NVIDIA/apex#1750: the backward of a fused rotation was wrong.
+    """The backward of a rotation does not rotate back.
 
-    The derivative of a rotation is the rotation back. With a cotangent of ones, and the same angle in every pair, many
-    a wrong one looks right.
+    NVIDIA/apex#1750: The backward of a fused rotation was wrong. The derivative of a rotation is the rotation back, and
+    many wrong ones look right with a cotangent of ones.
+
+    Check: `torch.autograd.gradcheck(rotate, q.double().requires_grad_())`.
+
+    Test: a random cotangent against the matrix rotated back.
     """
     positions = Positions.packed([2, 3])
 
@@ -178,9 +201,14 @@ def test_68_the_backward_rotates_the_other_way() -> None:
 
 
 def test_71_nothing_is_rotated_to_nothing() -> None:
-    """sgl-project/sglang#30628: a batch without tokens could not be rotated.
+    """A batch without tokens cannot be rotated.
 
-    A kernel was launched on a grid without programs, which drivers refuse.
+    sgl-project/sglang#30628: A batch without tokens raised an error. A kernel was launched on a grid without programs,
+    which drivers refuse.
+
+    Check: `rotate(q[:, :, :0], ...)`.
+
+    Test: any size 0 of the rotation, with its gradients.
     """
     shapes = [(0, 3, 5, HEAD_DIM), (2, 0, 5, HEAD_DIM), (2, 3, 0, HEAD_DIM)]
 

@@ -52,10 +52,15 @@ OURS = (
 
 
 def test_72_a_padded_row_is_the_row_alone() -> None:
-    """unslothai/unsloth#3699, huggingface/transformers#22161, #26137 and #48161, ndif-team/nnsight#673: short rows.
+    """Left padding shifts the positions.
 
-    In a left-padded batch all rows shared the positions of the longest, so that the first token of a short row did not
-    stand at 0. On the right that happens to be right.
+    unslothai/unsloth#3699, huggingface/transformers#22161, #26137 and #48161, ndif-team/nnsight#673: In a batch padded
+    on the left, all rows shared the positions of the longest, so the first token of a short row did not stand at 0.
+    With padding on the right the same code happens to be right.
+
+    Check: `locant check-batch batch.safetensors --model FOLDER`, for a model with absolute positions.
+
+    Test: pads on either side: rotary of one axis and of several, and ALiBi; every other encoding in `tests/positions`.
     """
     twin = CountsSlots(alone.HEAD_DIM)
     exhibit(same_alone("padded left"), *OURS, twin=twin, because="q is not what the row alone gets")
@@ -93,10 +98,14 @@ def decoded(encoding: PositionEncoding, x: Tensor, mask: Tensor, way: Way, chunk
 @pytest.mark.parametrize("encoding", [Rotary(WIDTH), ALiBi(HEADS)], ids=["rotary", "alibi"])
 @torch.no_grad()
 def test_73_padding_together_with_a_cache(encoding: PositionEncoding) -> None:
-    """mosaicml/examples#257: right with padding and right with a cache, and wrong only with both.
+    """Padding and a cache together give wrong positions.
 
-    The mask was cut to the new tokens before it was added up, and the tokens already cached were added without asking
-    which of them were padding.
+    mosaicml/examples#257: Positions were right with padding and right with a cache, and wrong with both. The mask was
+    cut to the new tokens before it was summed, and cached tokens were added without leaving out the padding.
+
+    Check: Generate two rows of different lengths in one batch and alone, and compare the tokens.
+
+    Test: four paddings x two ways to cut a prompt, then decoding: keys to the bit, outputs to rounding.
     """
     x = queries(encoding, 2 * (PROMPT + NEW)).view(HEADS, 2, PROMPT + NEW, WIDTH).transpose(0, 1)
 
@@ -131,19 +140,28 @@ def test_73_padding_together_with_a_cache(encoding: PositionEncoding) -> None:
 
 
 def test_77_a_document_packed_with_others_is_the_document_alone() -> None:
-    """allenai/OLMo-core#591 and #654, pytorch/torchtitan#2559 and #2560, huggingface/nanoVLM#201: packed documents.
+    """Packed documents continue each other's positions.
 
-    Positions went on counting across documents, or never arrived (`positions` was always None). That a whole model
-    cannot tell is in `tests/lab/test_decoder.py`.
+    allenai/OLMo-core#591 and #654, pytorch/torchtitan#2559 and #2560, huggingface/nanoVLM#201: Positions went on
+    counting across packed documents. Elsewhere they never arrived: `positions` was always None.
+
+    Check: Print the position ids of a packed row: every document must begin at 0.
+
+    Test: packed rows, to the bit; a whole model in `tests/lab/test_decoder.py`.
     """
     twin = CountsSlots(alone.HEAD_DIM)
     exhibit(same_alone("packed"), *OURS, twin=twin, because="q is not what the row alone gets")
 
 
 def test_78_documents_of_one_token_stay_apart() -> None:
-    """modelscope/ms-swift#9904: neighbouring documents of one token became one.
+    """Documents of one token merge.
 
-    A boundary was seen where the position is smaller than the one before, and after 0 comes 0.
+    modelscope/ms-swift#9904: Neighbouring documents of one token became one document. A boundary was seen where a
+    position is smaller than the one before, and 0 follows 0.
+
+    Check: Count the documents of a row packed as `[0, 0, 1, 2]`: there are two.
+
+    Test: boundaries of documents of 0, 1 and 3 tokens.
     """
 
     def check(boundaries: Callable[[Positions], Tensor]) -> None:
@@ -162,10 +180,15 @@ def test_78_documents_of_one_token_stay_apart() -> None:
 
 
 def test_79_every_document_is_cut_for_itself() -> None:
-    """NVIDIA/Megatron-LM#5243, NVIDIA-NeMo/Automodel#1482 and #2377: a rank had positions of the first sequence only.
+    """A packed row is cut over ranks as one sequence.
 
-    The whole row was cut as if it were one sequence. Documents of 4 and 4 on two ranks: the first has 0, 3, 4 and 7.
-    Every encoding on four ranks is in `tests/positions/test_same_alone.py`.
+    NVIDIA/Megatron-LM#5243, NVIDIA-NeMo/Automodel#1482 and #2377: A rank had positions of the first sequence only,
+    because the whole row was cut as if it were one. Documents of four and four tokens on two ranks give the first rank
+    positions 0, 3, 0, 3.
+
+    Check: Print the position ids of every rank for a row of two documents.
+
+    Test: documents of 4 and 4 on two ranks. Every encoding on four ranks is in `tests/positions/test_same_alone.py`.
     """
 
     def check(cut: Callable[[Positions, int, int], Tensor]) -> None:
@@ -179,9 +202,14 @@ def test_79_every_document_is_cut_for_itself() -> None:
 
 
 def test_114_ids_are_cut_where_tokens_are() -> None:
-    """volcengine/verl#6267, NVIDIA/Megatron-LM#5243: on two ranks ids were one off, and wrong in a rank's second half.
+    """Position ids are cut over ranks before padding, tokens after it.
 
-    Tokens were cut after a document of 4,803 was padded to four equal parts, so that rank 1 has 1,201 to 3,602.
+    volcengine/verl#6267, NVIDIA/Megatron-LM#5243: On two ranks position ids were one off, and wrong in a rank's second
+    half. Tokens were cut after a document of 4,803 was padded to four equal parts, and ids were not.
+
+    Check: Print tokens and position ids of every rank for a length that the ranks do not divide.
+
+    Test: a document of 4,803 tokens, padded, on two ranks with zigzag.
     """
 
     def check(cut: Callable[[list[int], int], Tensor]) -> None:
@@ -213,19 +241,29 @@ class OnlyTheNewTokens(ALiBi):
 
 
 def test_74_one_query_behind_a_cache_has_the_last_row() -> None:
-    """keras-team/keras-hub#2861, #2862 and #2977: ALiBi was zero at every step of decoding.
+    """ALiBi is zero while decoding.
 
-    With one query the bias was of one query and one key, 0, and broadcast over all keys in the cache. Every other bias
-    is asked the same where it is tested, and every model in `tests/lab/test_decoder.py`.
+    keras-team/keras-hub#2861, #2862 and #2977: ALiBi was zero at every step of decoding. With one query the bias was
+    made for one query and one key, which is 0, and broadcast over all keys in the cache.
+
+    Check: Compare the last row of attention weights with a cache and without one.
+
+    Test: every row of ALiBi and T5, one token at a time; every other encoding in `tests/positions`. Every other bias is
+    asked the same where it is tested, and every model in `tests/lab/test_decoder.py`.
     """
     ours, twin = (ALiBi(alone.HEADS), T5Bias(alone.HEADS)), OnlyTheNewTokens(alone.HEADS)
     exhibit(same_alone("cached one by one"), *ours, twin=twin, because="bias is not what the row alone gets")
 
 
 def test_75_the_newest_token_is_at_distance_0() -> None:
-    """vllm-project/vllm#945: every distance of ALiBi was off by one while decoding.
+    """Every distance is off by one while decoding.
 
-    The new token is the last of the context, so it stands at the length of the context less one.
+    vllm-project/vllm#945: Every distance of ALiBi was off by one while decoding. The new token is the last of the
+    context, so its position is the length of the context less one.
+
+    Check: The bias of the newest token at its own key must be 0.
+
+    Test: the newest token is at distance 0, and every other at its own.
     """
     alibi = ALiBi(HEADS)
 
@@ -263,9 +301,14 @@ class FirstHeads(ALiBi):
 
 
 def test_76_the_heads_of_all_ranks_are_the_heads_of_one() -> None:
-    """flashinfer-ai/flashinfer#1606, deepspeedai/Megatron-DeepSpeed#227: every rank used the slopes of head 0 onwards.
+    """Every rank uses the slopes of the first heads.
 
-    Under tensor parallelism a rank knew how many heads it has, and not which.
+    flashinfer-ai/flashinfer#1606, deepspeedai/Megatron-DeepSpeed#227: Under tensor parallelism every rank used the
+    slopes of head 0 onwards. A rank knew how many heads it has, and not which.
+
+    Check: Print the slopes on rank 1: they must not be those of rank 0.
+
+    Test: ALiBi and T5 on 1 to 6 ranks: bias and score function; every other bias in `tests/positions`.
     """
     exhibit(
         ranks_make_the_whole,
@@ -298,11 +341,16 @@ def one_bucket_for_each_distance(steps: Tensor, bidirectional: bool) -> Tensor:
 @pytest.mark.parametrize("twin", [buckets_in_bfloat16, one_bucket_for_each_distance])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_80_buckets_are_those_of_the_reference(bidirectional: bool, twin: Callable[[Tensor, bool], Tensor]) -> None:
-    """huggingface/transformers#8518, huggingface/candle#727, mindspore-lab/mindone#670: buckets of T5.
+    """T5's logarithmic buckets are missing or off by one.
 
-    Logarithmic buckets were missing, or were computed in a dtype that puts a distance into its neighbour's. That every
-    bucket reaches its scores is in `tests/positions/encodings/test_t5.py`; attention to another sequence, which has no
-    bias unless it is given one, in `tests/attention/test_attend.py`.
+    huggingface/transformers#8518, huggingface/candle#727, mindspore-lab/mindone#670: Logarithmic buckets of T5 were
+    missing, or were computed in a dtype that puts a distance into its neighbour's bucket.
+
+    Check: Compare your buckets for −4,096 to 4,096 with `locant.T5Bias(1).buckets(distances)`.
+
+    Test: all distances from -4096 to 4096, one way and both. That every bucket reaches its scores is in
+    `tests/positions/encodings/test_t5.py`; attention to another sequence, which has no bias unless it is given one, in
+    `tests/attention/test_attend.py`.
     """
     reference = T5Attention._relative_position_bucket(-STEPS, bidirectional, num_buckets=32, max_distance=128)
 
@@ -322,9 +370,14 @@ class CountsInEachShard(Cope):
 
 
 def test_98_a_running_sum_over_keys_is_not_cut_into_shards() -> None:
-    """jax-ml/jax#21403: a cumulative sum over an axis that was spread over devices began anew on each, silently.
+    """A running sum over shards begins again on each.
 
-    So does a contextual count (CoPE) where every shard of the keys is attended to by itself and outputs are joined.
+    jax-ml/jax#21403: A cumulative sum over an axis that was spread over devices began again on each, silently. A
+    contextual count such as CoPE has the same bug if every shard of the keys is attended to alone.
+
+    Check: Compare `cumsum` over the sharded axis with the same sum on one device.
+
+    Test: CoPE over two shards of the keys: refused, where any other bias is joined to the whole.
     """
     q, k, v = torch.randn(3, 1, HEADS, 12, WIDTH)
     where = Positions.arange(12)
@@ -364,9 +417,15 @@ class ZeroedTails(KVCache):
 
 
 def test_99_a_draft_that_was_not_accepted_is_no_key() -> None:
-    """Blaizzy/mlx-vlm#1962: after a round of drafts, rows with fewer accepted went on attending to zeros.
+    """Rejected draft tokens stay as keys of zeros.
 
-    A key of zeros has the score 0, and so a share of the weights; its value only makes the output smaller.
+    Blaizzy/mlx-vlm#1962: After a round of drafts, rows with fewer accepted tokens went on attending to zeros. A key of
+    zeros has the score 0 and therefore a share of the weights.
+
+    Check: Decode two rows that accept different numbers of drafts together and alone, and compare.
+
+    Test: two rows that accept different numbers of drafts, against each alone; every cache and encoding in
+    `tests/attention/test_rewound.py`.
     """
     q, k, v = torch.randn(3, 2, HEADS, 8, WIDTH)
 
@@ -413,11 +472,16 @@ class _BySlots(nn.Module):
 
 
 def test_116_a_cache_is_not_lost_when_a_release_renames_it() -> None:
-    """huggingface/optimum-intel#187, salesforce/progen#36, huggingface/transformers#21443: the cache was not read.
+    """A renamed argument loses the cache.
 
-    A release had renamed the argument for it: `past` became `past_key_values` in transformers 4.26, and that became
-    `cache` in 5.24. Code that reads the old name finds no cache, and each new token is the first. What is not found by
-    name has to be refused.
+    huggingface/optimum-intel#187, salesforce/progen#36, huggingface/transformers#21443: The cache was not read, because
+    a release had renamed its argument: `past` became `past_key_values`, and later `cache`. Code that looks for the old
+    name finds no cache, and each new token gets position 0.
+
+    Check: Print the position of the second generated token: it must be the length of the prompt plus one.
+
+    Test: a swapped model whose cache is called as in the installed release, and one whose cache has a name that nobody
+    knows, which is refused; other arguments in `tests/swapping/test_forward_arguments.py`.
     """
 
     @torch.no_grad()
@@ -460,10 +524,15 @@ class _SlotsOfTheWindow(Rotary):
 
 
 def test_117_a_key_in_a_window_has_the_position_of_its_token() -> None:
-    """trymirai/lalamo#200: a cache with a window counted its rows from the first that it held.
+    """Positions in a window count from the first key in it.
 
-    Distances stay right, so that plain rotary and ALiBi hide it; what reads absolute positions does not. Here the
-    temperature of queries grows with their position.
+    trymirai/lalamo#200: A cache with a window counted its rows from the first one that it held. Distances stay right,
+    so only encodings that read absolute positions show it.
+
+    Check: Compare decoding past the window with a whole forward pass, in a model with absolute positions.
+
+    Test: a temperature, FIRE and SelfExtend behind a window of six; every encoding and cache in
+    `tests/swapping/test_caches.py`. Here the temperature of queries grows with their position.
     """
     temperature = Temperature(step=4, weight=0.5)
     torch.manual_seed(0)
@@ -487,9 +556,15 @@ def test_117_a_key_in_a_window_has_the_position_of_its_token() -> None:
 
 
 def test_100_position_ids_need_no_mask_to_be_read() -> None:
-    """huggingface/transformers#22828: the position ids of the caller were set to `None` unless there was a mask.
+    """Position ids are dropped without a mask.
 
-    Rows without padding have none. The oracle is padding, as many slots of it as the ids leave out.
+    huggingface/transformers#22828: The caller's position ids were set to None unless there was a mask. Rows without
+    padding have no mask.
+
+    Check: Call the model with `position_ids + 100` and no mask: a model with absolute positions must change its output.
+
+    Test: a gap in the ids against padding in its place, in a swapped model; caches and graphs in
+    `tests/swapping/test_places.py`.
     """
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": HEADS}
     torch.manual_seed(0)

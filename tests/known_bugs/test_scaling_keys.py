@@ -47,10 +47,15 @@ FACTORS = {"Llama-2-7b": 1.0, "Qwen2.5-7B-Instruct, 128k": 1.138629436111989, "D
 
 
 def test_41_every_published_configuration_has_its_attention_factor() -> None:
-    """turboderp-org/exllamav3#259: fluent text that ignored the prompt, since YaRN's factor had collapsed to 1.
+    """YaRN's attention factor becomes 1.
 
-    Two weights were put in relation to each other, which is right where the model takes the temperature into the scale
-    of its scores. Where they are not said at all, nothing else takes it over.
+    turboderp-org/exllamav3#259: The model wrote fluent text that ignored the prompt, since YaRN's factor had become 1.
+    The code divided two weights by each other, which is right only in models that put the temperature into the scale of
+    their scores.
+
+    Check: `locant explain FOLDER` prints the attention factor; your cosines at position 0 must be equal to it.
+
+    Test: factors of three published configurations; of ten in `tests/positions`.
     """
 
     def check(factor_of: Callable[[Config], float]) -> None:
@@ -91,9 +96,14 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def test_42_every_key_has_an_effect_or_is_named() -> None:
-    """vllm-project/vllm#46280 and #48351, ml-explore/mlx-lm#1507: 1.4159 was used where a configuration said 1.0.
+    """A key of the configuration is dropped.
 
-    A list of the keys that are passed on had been written before ``attention_factor`` came up, and dropped it.
+    vllm-project/vllm#46280 and #48351, ml-explore/mlx-lm#1507: An engine used the factor 1.4159 where the configuration
+    had 1.0. Its list of keys to pass on was older than `attention_factor`, and dropped it.
+
+    Check: `locant.encoding_from_config(config)` warns about every key that has no effect.
+
+    Test: five keys of YaRN, a misspelt one among them; every key of every scaling in `tests/models`.
     """
 
     def effects(config: Config) -> tuple[Any, ...]:
@@ -123,10 +133,14 @@ def test_42_every_key_has_an_effect_or_is_named() -> None:
 
 
 def test_43_the_factor_is_applied_once_to_each_side() -> None:
-    """sgl-project/sglang#33558: twenty points on GSM8K were lost to a factor that was applied twice.
+    """An attention factor is applied twice.
 
-    1.4852 is for cosines and sines, so that scores are multiplied by its square, 2.2058. A backend multiplied its scale
-    by the square once more.
+    sgl-project/sglang#33558: Twenty points on GSM8K were lost. The factor 1.4852 belongs to cosines and sines, so
+    scores are multiplied by its square, and a backend multiplied its scale by the square once more.
+
+    Check: With q = k at one position, the score must be `scale * factor**2` times q . q.
+
+    Test: scores at distance 0, read off the weights of attention.
     """
     q, k = torch.randn(2, 1, 4, 1, 64, dtype=torch.float64).unbind()
     v = torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2)
@@ -158,10 +172,15 @@ def test_43_the_factor_is_applied_once_to_each_side() -> None:
 
 
 def test_44_scores_of_latent_attention_take_the_weight_of_all_dimensions() -> None:
-    """NVIDIA/Megatron-LM#1429: the scale of DeepSeek's scores was computed with ``mscale`` for ``mscale_all_dim``.
+    """The scale of latent attention reads the wrong `mscale`.
 
-    Both are 1 in DeepSeek V3, so that nobody saw it. We do not build its attention: shown is what `explain` says to
-    attend with, which `tests/checkpoints/test_explanation.py` holds against the attention of transformers.
+    NVIDIA/Megatron-LM#1429: The scale of DeepSeek's scores was computed from `mscale` instead of `mscale_all_dim`. Both
+    are 1 in DeepSeek V3, so nobody saw it.
+
+    Check: `locant explain FOLDER` prints the scale of the scores.
+
+    Test: the scale that `explain` prints, which `tests/checkpoints/test_explanation.py` compares with the attention of
+    transformers; we do not build that attention.
     """
     shape = {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 10_000.0}
     sizes = {"max_position_embeddings": 163_840, "vocab_size": 8, "hidden_size": 8}
@@ -195,10 +214,14 @@ RAMPS: dict[tuple[float, int, bool | None], tuple[float, float]] = {
 
 
 def test_45_the_ramp_ends_where_truncate_says() -> None:
-    """vllm-project/vllm#28244, keras-team/keras-hub#2981: gpt-oss was off by up to 0.27.
+    """YaRN's ramp is rounded although `truncate` is false.
 
-    Its ramp is not rounded to whole pairs, which is the default; and its end was held at the last pair, though it may
-    lie beyond: with base 10 000 and 131 072 tokens it is at 35 of 32 pairs.
+    vllm-project/vllm#28244, keras-team/keras-hub#2981: gpt-oss was off by up to 0.27. Its ramp is not rounded to whole
+    pairs, which is the default, and its end may lie behind the last pair, where the code held it.
+
+    Check: `locant.probe(rotary, expected=locant.encoding_from_config(config))` lists the pairs that differ.
+
+    Test: three ramps: two bases, two trained lengths, `truncate` given and not.
     """
 
     def never_truncates(config: Config) -> Tensor:
@@ -231,7 +254,14 @@ def llama_3(name: str, factor: float | None = None) -> Tensor:
 
 
 def test_49_scaled_frequencies_are_what_comes_out() -> None:
-    """huggingface/transformers#32330: Llama 3.1's scaling was computed, and the unscaled frequencies returned."""
+    """Llama 3.1's scaled frequencies are computed and thrown away.
+
+    huggingface/transformers#32330: Llama 3.1's scaling was computed. Then the code returned the unscaled frequencies.
+
+    Check: `locant.probe(rotary, expected=locant.encoding_from_config(config))` lists the pairs that differ.
+
+    Test: which of 64 frequencies move, and to where.
+    """
     scaling = Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
 
     def check(frequencies: Callable[[int, float], Tensor]) -> None:
@@ -245,10 +275,15 @@ def test_49_scaled_frequencies_are_what_comes_out() -> None:
 
 
 def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
-    """TransformerLensOrg/TransformerLens#764 and #910, unslothai/unsloth#6197, felafax/felafax#59: it was left out.
+    """Llama 3's scaling is missing or has the factor of another size.
 
-    Or it was taken over with the factor of another size: 8 in Llama 3.1, and 32 in the small models of 3.2. Past some
-    29 000 tokens the text became gibberish.
+    TransformerLensOrg/TransformerLens#764 and #910, unslothai/unsloth#6197, felafax/felafax#59: The scaling was left
+    out, or it was copied from another size: the factor is 8 in Llama 3.1 and 32 in the small models of 3.2. Past some
+    29,000 tokens the text became gibberish.
+
+    Check: `locant explain FOLDER`; and `locant explain FOLDER --against llama-3.1-8b`.
+
+    Test: three Llamas, read from their configurations.
     """
 
     def without(config: Config) -> Tensor:
@@ -270,9 +305,15 @@ def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
 
 
 def test_51_a_base_that_is_not_there_is_missed() -> None:
-    """deepspeedai/DeepSpeed#8345, THUDM/slime#1720, lyogavin/airllm#369, vllm-project/vllm#9503: 10 000 was the base.
+    """A missing base becomes 10,000.
 
-    ``rope_theta`` had moved into the rope parameters, and a lookup with a default hid that it was not found.
+    deepspeedai/DeepSpeed#8345, THUDM/slime#1720, lyogavin/airllm#369, vllm-project/vllm#9503: The base was 10,000
+    whatever the model had. `rope_theta` had moved into the rope parameters, and a lookup with a default hid that it was
+    not found.
+
+    Check: `locant explain FOLDER` prints the base; search your code for `get("rope_theta", 10000`.
+
+    Test: bases in either place, in neither (the default of the class, with a warning), and in two that differ.
     """
     sizes = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8}
     there = [
@@ -323,9 +364,15 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 def test_118_one_base_is_read_in_every_spelling_and_beside_leftover_keys() -> None:
-    """deepspeedai/DeepSpeed#8345: the base had moved into a dictionary, and the default was taken in silence.
+    """A base in a dictionary is not found.
 
-    Nothing fails: the kernels of nine models rotated with 10 000 whatever the file said.
+    deepspeedai/DeepSpeed#8345: The base had moved into a dictionary, and the default was used in silence. The kernels
+    of nine models rotated with base 10,000 whatever the file had.
+
+    Check: `locant explain FOLDER` prints the base; compare it with the base of your kernel.
+
+    Test: five spellings of one base, and a key that no code reads beside it; published files in
+    `tests/models/test_spellings.py`.
     """
 
     def check(base_of: Callable[[Config], float]) -> None:

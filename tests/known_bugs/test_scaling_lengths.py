@@ -87,19 +87,29 @@ def cached_keys_are_those_of_one_call(scaling: Scaling) -> Callable[[Decode], No
 
 
 def test_38_keys_in_a_cache_follow_a_base_that_changes() -> None:
-    """huggingface/transformers#25104, QwenLM/Qwen#401: with dynamic NTK scaling, cached keys had old bases.
+    """Cached keys keep old frequencies under dynamic NTK.
 
-    The base follows from the length of the sequence, which grows with every token; the keys in the cache had been
-    rotated with the bases of earlier steps, and no query meets them at the distance it should. A rotary that was told
-    a smaller length refuses: `tests/positions/encodings/test_rotary.py`.
+    huggingface/transformers#25104, QwenLM/Qwen#401: With dynamic NTK scaling the base follows from the length of the
+    sequence, which grows with every token. Keys in the cache had been rotated with the bases of earlier steps, so no
+    query meets them at the right distance.
+
+    Check: Compare the logits of token 5,000 with a cache and without one.
+
+    Test: keys decoded one by one, with the final length given first and with `rerotate` at every step. A rotary that
+    was told a smaller length refuses: `tests/positions/encodings/test_rotary.py`.
     """
     follows(DYNAMIC)
 
 
 def test_46_a_cache_crosses_the_switch_of_longrope() -> None:
-    """huggingface/transformers#33129: Phi-3 wrote garbage from token 4097 on.
+    """Cached keys keep short factors past LongRoPE's switch.
 
-    There the factors of its frequencies change from short to long, and the keys in the cache had the short ones.
+    huggingface/transformers#33129: Phi-3 wrote garbage from token 4,097 on. The factors of its frequencies change there
+    from short to long, and the keys in the cache had the short ones.
+
+    Check: Generate across token 4,096 with a cache and without one, and compare the tokens.
+
+    Test: as 38, across LongRoPE's switch.
     """
     follows(LONGROPE)
 
@@ -133,9 +143,15 @@ def table(scaling: Scaling, told: int, seq_len: int) -> Tensor:
 
 @pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
 def test_39_a_long_prompt_changes_nothing_later(scaling: Scaling) -> None:
-    """huggingface/transformers#25306 and #27227: one long prompt changed the answers to all short ones after it.
+    """One long prompt changes all later answers.
 
-    The base was scaled for it, and never set back. `tests/positions/test_call_orders.py` asks it of every encoding.
+    huggingface/transformers#25306 and #27227: After one long prompt, the answers to all short prompts changed. The base
+    was scaled for the long prompt and never set back.
+
+    Check: Run a short prompt, a long one and the short one again: both answers must be equal.
+
+    Test: seven lengths in turn for both scalings that depend on it; every encoding in
+    `tests/positions/test_call_orders.py`.
     """
     rotary = Rotary(WIDTH, scaling=scaling)
 
@@ -154,9 +170,14 @@ def test_39_a_long_prompt_changes_nothing_later(scaling: Scaling) -> None:
 
 @pytest.mark.parametrize("angles", ["exact", "float32"])
 def test_40_dynamic_scaling_leaves_short_sequences_alone(angles: str) -> None:
-    """vllm-project/vllm#3488 and #5093: "dynamic" scaling was static, and hurt inside the trained length.
+    """Scaling called dynamic acts on short sequences too.
 
-    The longest length that the model may ever see was taken for the length of the sequence.
+    vllm-project/vllm#3488 and #5093: Dynamic scaling was static, and hurt within the trained length. The engine took
+    the longest length that the model may ever see for the length of the sequence.
+
+    Check: `locant.probe(rotary, expected=locant.encoding_from_config(config))` lists the pairs that differ.
+
+    Test: plain rotary, bit for bit, up to the trained length; and not past it.
     """
     scaling = DynamicNTK(factor=4.0, original_max_seq_len=64)
     usual = Rotary(WIDTH, angles=angles)  # type: ignore[arg-type]
@@ -189,10 +210,14 @@ def of_rotary(seq_len: int, positions: Positions, factor: float = 4.0) -> Tensor
 
 
 def test_47_the_length_of_the_sequence_decides_and_not_the_room_for_it() -> None:
-    """vllm-project/vllm#27431, ggml-org/llama.cpp#24823, #24875 and #8995: long factors for short texts, or garbage.
+    """LongRoPE's factors follow the size of the cache.
 
-    LongRoPE's factors were chosen by how many tokens the engine had made room for. Here the length is an argument, and
-    the switch is between the trained length and one token more, whatever the model could reach.
+    vllm-project/vllm#27431, ggml-org/llama.cpp#24823, #24875 and #8995: Short texts were read with long factors, or the
+    output was garbage. The engine chose LongRoPE's factors by the number of tokens that it had made room for.
+
+    Check: Read one short text with a small and a large maximum length: the logits must be equal.
+
+    Test: the trained length and one token more, with room for more or less.
     """
 
     def ours(seq_len: int, room: int) -> Tensor:
@@ -211,9 +236,14 @@ def test_47_the_length_of_the_sequence_decides_and_not_the_room_for_it() -> None
 
 
 def test_48_the_length_counts_from_the_first_position() -> None:
-    """EricLBuehler/mistral.rs#251: short factors on a long prompt.
+    """LongRoPE's factors follow the start of a chunk.
 
-    The length was taken from where a chunk begins, and the first chunk of any prompt begins at 0.
+    EricLBuehler/mistral.rs#251: A long prompt was read with short factors. The length was taken from where a chunk
+    begins, and the first chunk of any prompt begins at 0.
+
+    Check: Compare the logits of a long prompt in one chunk and in several.
+
+    Test: chunks that begin at 0 and elsewhere.
     """
 
     def ours(positions: Positions) -> Tensor:

@@ -46,9 +46,14 @@ def through_tied_head(x: Tensor, product: Callable[[Tensor, Tensor], Tensor] | N
 
 
 def test_06_whole_numbers_pass_through_exactly() -> None:
-    """thinking-machines-lab/batch_invariant_ops#23: float32 products became TF32 products.
+    """Products of float32 numbers lose 13 bits.
 
-    A kernel's dot product was left at its default precision, which keeps 11 bits: 2049 is the first number lost.
+    thinking-machines-lab/batch_invariant_ops#23: A kernel left its dot product at the default precision, so float32
+    products became TF32 products with 11 bits. 2,049 is the first whole number that is lost.
+
+    Check: `torch.arange(4096.0).view(-1, 1) @ torch.ones(1, 1)` must return every number unchanged.
+
+    Test: 0 to 8191 through the tied head and both attention backends.
     """
 
     def check(path: Callable[[Tensor], Tensor]) -> None:
@@ -71,9 +76,15 @@ GOLDEN = {
 
 
 def test_18_how_the_scale_is_rounded_is_chosen_and_not_found() -> None:
-    """huggingface/transformers#29402 and #37109, google/gemma_pytorch#67: is the factor 55.4256 or 55.5?
+    """The scale of embeddings is rounded to the dtype of the weights.
 
-    The square root of 3072 was rounded to the dtype that the weights happened to have, in training or later.
+    huggingface/transformers#29402 and #37109, google/gemma_pytorch#67: The factor of Gemma's embeddings was sometimes
+    55.4256 and sometimes 55.5. The square root of 3,072 was rounded to the dtype that the weights had, in training or
+    later.
+
+    Check: Print the factor that multiplies the embeddings: `embed(ids) / weight[ids]`.
+
+    Test: golden numbers for both policies in three dtypes.
     """
 
     def check(embed: Callable[[TokenEmbedding, Tensor], Tensor]) -> None:
@@ -101,9 +112,14 @@ def growth(out: Tensor, rows: Tensor) -> float:
 
 
 def test_19_the_scale_is_applied_once() -> None:
-    """TensorAuto/OpenTau#179: text embeddings were multiplied by the root of the width twice, some 51 times too large.
+    """Embeddings are scaled twice.
 
-    The factor had moved into the embedding layer, and the model went on applying it as well.
+    TensorAuto/OpenTau#179: Text embeddings were multiplied by the square root of the width twice, so they were some 51
+    times too large. The factor had moved into the embedding layer, and the model went on applying it too.
+
+    Check: Compare `x.norm(dim=-1)` in front of the first layer with `weight[ids].norm(dim=-1)`.
+
+    Test: growth of rows through `TokenEmbedding` and `InputEmbedding`.
     """
     ids = torch.randint(100, (4, 50))
 
@@ -125,9 +141,14 @@ def test_19_the_scale_is_applied_once() -> None:
 
 
 def test_20_vectors_that_are_embedded_already_are_not_scaled() -> None:
-    """vllm-project/vllm#52667: image embeddings were too small by the root of the width.
+    """Image embeddings are divided by a scale that is no longer applied.
 
-    They had been divided by the factor, to make up for the layer that would multiply; then the layer stopped doing so.
+    vllm-project/vllm#52667: Image embeddings were too small by the square root of the width. They were divided by the
+    factor because the layer would multiply them again, and then the layer stopped multiplying.
+
+    Check: Compare the norms of image tokens and text tokens in front of the first layer.
+
+    Test: growth of vectors through `InputEmbedding.combine`.
     """
     ids, patches = torch.randint(100, (4, 50)), torch.randn(4, 50, 64)
 
@@ -156,10 +177,15 @@ class InBFloat16(ALiBi):
 
 @pytest.mark.parametrize("heads", [8, 71])  # 71: Falcon 7B, no power of two
 def test_21_biases_are_the_exact_ones(heads: int) -> None:
-    """NVIDIA/TensorRT-Model-Connect#667: Falcon-RW diverged on long prompts.
+    """A port rounds ALiBi otherwise than its reference.
 
-    Its reference rounds ALiBi to bfloat16 and a port did not, or the other way round: neither said which it did. We do
-    the exact one, whatever the dtype of the queries; there is no mode that repeats the reference's rounding.
+    NVIDIA/TensorRT-Model-Connect#667: Falcon-RW diverged on long prompts. Either its reference rounds ALiBi to bfloat16
+    and the port does not, or the other way round, and neither stated it.
+
+    Check: Your bias at distance 1,000 must be `-1000 * locant.ALiBi(num_heads).slopes`.
+
+    Test: six distances for 8 and for 71 heads; there is no mode that repeats the reference's rounding, so half of the
+    entry is open.
     """
     distances = [1, 2, 255, 257, 8191, 1_000_001]
     exact = [[float(-slope * distance) for distance in distances] for slope in alibi_slopes_of_the_paper(heads)]
@@ -176,7 +202,15 @@ def test_21_biases_are_the_exact_ones(heads: int) -> None:
 
 
 def test_22_every_distance_has_a_bias_of_its_own() -> None:
-    """HabanaAI/vllm-fork#503: ALiBi was inaccurate on long sequences, as bfloat16 tells few of the distances apart."""
+    """ALiBi in bfloat16 gives many distances the same bias.
+
+    HabanaAI/vllm-fork#503: ALiBi was inaccurate on long sequences. bfloat16 represents only few of the distances, so
+    dozens of keys share one bias.
+
+    Check: `len(bias[head, -1].unique())` must be the number of keys.
+
+    Test: 131,072 distances, and the weights that attention makes of far ones.
+    """
     ours = alibi_row(8, torch.float32), alibi_row(12, torch.bfloat16)
     exhibit(all_differ, *ours, twin=ours[0].bfloat16().float(), because="head 0 has [0-9]+ biases for 131072 distances")
 
@@ -221,10 +255,14 @@ class StepByStep(Rotary):
 
 
 def test_23_cached_tokens_are_rotated_to_the_same_bits() -> None:
-    """huggingface/transformers#25420 and #36536: logits differ with and without a cache, even in float32.
+    """Logits with and without a cache differ.
 
-    That came from sums in another order, and logits are not promised here. Rotated queries and keys are: the bits do
-    not depend on which tokens came in the same call.
+    huggingface/transformers#25420 and #36536: Logits differ with and without a cache, even in float32, because sums are
+    taken in another order. Rotated queries and keys must not differ.
+
+    Check: Rotate a row at once and token by token, and compare with `torch.equal`.
+
+    Test: rotated queries and keys in chunks and at once; logits are not promised.
     """
     dim = alone.HEAD_DIM
     ours = [Rotary(dim), Rotary(dim, angles="float32"), Rotary(dim, layout="interleaved", rotary_dim=6)]

@@ -42,10 +42,15 @@ def in_parts(text: bytes) -> list[int]:
 
 
 def test_84i_text_that_spells_a_special_token_is_text() -> None:
-    """google-deepmind/gemma#770 (#768), vllm-project/vllm#11691, allenai/dolma#176: a user could end the text.
+    """Text that spells a special token becomes that token.
 
-    The `tokenizers` library looks for special tokens in every text, tiktoken raises when there is one, and so did
-    what was built on them.
+    google-deepmind/gemma#770 (#768), vllm-project/vllm#11691, allenai/dolma#176: A user could end the text by typing
+    the name of a special token. The `tokenizers` library looks for special tokens in every text, and tiktoken raises an
+    error.
+
+    Check: `tokenizer.encode("<|endoftext|>")` must have more than one id.
+
+    Test: every spelling of every special token, on both engines.
     """
 
     def check(encode: Encode) -> None:
@@ -72,10 +77,15 @@ STRINGS = [
 
 
 def test_84j_text_comes_back_byte_for_byte() -> None:
-    """google/sentencepiece#185, #908, huggingface/transformers#43459, #8886, abetlen/llama-cpp-python#1531.
+    """A tokenizer changes the text.
 
-    A space put before the text, letters normalized away, a crash at half a surrogate: for a tokenizer that says it is
-    lossless, every bytes comes back, and one that is not says so.
+    google/sentencepiece#185, #908, huggingface/transformers#43459, #8886, abetlen/llama-cpp-python#1531: A space was
+    put before the text, letters were normalized away, or half a surrogate crashed. Nothing stated that the tokenizer is
+    not lossless.
+
+    Check: `tokenizer.decode(tokenizer.encode(text)) == text`.
+
+    Test: strings and bytes of every kind: exact round trip, or a tokenizer that says it is not lossless.
     """
     assert MODEL.lossless
     assert not Tokenizer.from_json(library("byte level, normalized").to_str()).lossless
@@ -139,9 +149,14 @@ def bomb(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["txt.gz", "txt.zst", "parquet"])
 def test_84m_a_small_file_takes_little_memory_whatever_it_stands_for(tmp_path: Path, kind: str) -> None:
-    """huggingface/safetensors `attacks/`: files of some kilobytes that fill the memory of whoever opens them.
+    """A file of some kilobytes fills the memory.
 
-    What is compressed is read as a stream, and a Parquet value that stands in many rows is held once.
+    huggingface/safetensors `attacks/`: Compressed files of some kilobytes fill the memory of whoever opens them. The
+    reader unpacked them as a whole.
+
+    Check: Open such a file under `ulimit -v 2000000`.
+
+    Test: bombs in gzip, zstd and Parquet, read in constant memory.
     """
     path = bomb(tmp_path, kind)
 

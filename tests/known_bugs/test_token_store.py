@@ -49,10 +49,16 @@ def cast_to(dtype_of: Callable[[int], type]) -> RoundTrip:
 
 
 def test_84a_ids_neither_wrap_nor_turn_negative() -> None:
-    """huggingface/transformers#2825: 45 % of the ids of a vocabulary of 119 547, wrong, because they were uint16.
+    """Ids of a large vocabulary wrap in 16 bits.
 
-    huggingface/datatrove#118, princeton-nlp/LLM-Shearing#65, urvashik/knnlm#6 (int16, so they turned negative),
-    NVIDIA-NeMo/Megatron-Bridge#5561. The first twin wraps; the last one chooses well, and believes what it is given.
+    huggingface/transformers#2825, huggingface/datatrove#118, princeton-nlp/LLM-Shearing#65, urvashik/knnlm#6,
+    NVIDIA-NeMo/Megatron-Bridge#5561: 45 % of the ids were wrong for a vocabulary of 119,547 entries, because they were
+    written as uint16. In int16 they turned negative.
+
+    Check: `numpy.memmap(file, dtype).max()` must be larger than 65,535 for a large vocabulary.
+
+    Test: six vocabularies around 2^16 come back; every other id is refused. The first twin wraps; the last one chooses
+    well, and believes what it is given.
     """
 
     def check(write: RoundTrip) -> None:
@@ -89,10 +95,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_84b_places_beyond_32_bits_are_the_right_ones(large: Path) -> None:
-    """NVIDIA/Megatron-LM#1672, #1056, deepspeedai/Megatron-DeepSpeed#106, vllm-project/vllm#16806: 40 billion tokens.
+    """Offsets of 32 bits read other tokens.
 
-    An offset of 32 bits wraps, and other tokens are read, without an error where the place exists. Slices, documents
-    and what Megatron-LM itself reads there are in `tests/text/store/test_large.py`.
+    NVIDIA/Megatron-LM#1672, #1056, deepspeedai/Megatron-DeepSpeed#106, vllm-project/vllm#16806: A file of 40 billion
+    tokens was read at wrong places. An offset of 32 bits wraps, and raises no error if the place exists.
+
+    Check: Compare the last document of a large file with its text.
+
+    Test: a sparse file of 6.4 billion tokens, through the store and the index. Slices, documents and what Megatron-LM
+    itself reads there are in `tests/text/store/test_large.py`.
     """
 
     def check(read: Callable[[Path, int], int]) -> None:
@@ -130,9 +141,14 @@ def into_an_empty_array(folder: Path) -> Callable[[], np.ndarray]:
 
 
 def test_84c_a_short_read_is_no_result(tmp_path: Path) -> None:
-    """mindspore/hyper-parallel#156: `readinto` says how much it has read, and nobody asked; the rest was never written.
+    """A short read leaves a buffer half filled.
 
-    The file is cut at every byte after it was opened. The same thread has a view that outlived its map: ours keep it.
+    mindspore/hyper-parallel#156: `readinto` returned how much it had read, and the code did not look at it. The rest of
+    the buffer was never written.
+
+    Check: Search for `readinto(` without a use of its result.
+
+    Test: a file cut at every byte after it was opened. The same thread has a view that outlived its map: ours keep it.
     """
     folder = make(tmp_path / "store").path
     path = folder / "shard-00002.bin"
@@ -179,11 +195,15 @@ for mode in sys.argv[2:]:
 
 
 def test_84d_there_is_a_way_to_read_that_cannot_crash(tmp_path: Path) -> None:
-    """python/cpython#148650, NVIDIA/TensorRT-LLM#17368 (on Lustre), pie-project/pie#423: SIGBUS.
+    """A file that is cut while it is mapped ends the process.
 
-    What is cut before it is opened is refused by its size, see `tests/text/store/test_damage.py`. What is cut while it
-    is mapped ends the process: no program can catch that, so ours says so, and has ``mode="read"``. The twin is our own
-    other mode.
+    python/cpython#148650, NVIDIA/TensorRT-LLM#17368 (on Lustre), pie-project/pie#423: A process that reads a mapped
+    file ends with SIGBUS if the file is cut. No program can catch that.
+
+    Check: `locant.TokenStore(path, mode="read")` reads without a map.
+
+    Test: a file that is cut while it is mapped ends the process, so there is `mode="read"`; the twin is our own other
+    mode; files that were cut before in `tests/text/store/test_damage.py`.
     """
     (tmp_path / "a.bin").touch()
     command = [sys.executable, "-c", SHRINKING, str(tmp_path / "a.bin"), "read", "map"]
@@ -234,10 +254,14 @@ class Appended:
 
 
 def test_84e_half_a_cache_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface/datasets#460 and NVIDIA/Megatron-LM#852: an interrupted run left half of its output under the final
-    name, and the next one took it for the whole.
+    """An interrupted run leaves half a file under the final name.
 
-    A death at every call of the progress; at every step of the file system, and at any moment, in tests/text/prepare.
+    huggingface/datasets#460 and NVIDIA/Megatron-LM#852: An interrupted run left half of its output under the final
+    name. The next run used it as if it were complete.
+
+    Check: Stop your preparation with `kill -9` halfway, and run it again.
+
+    Test: a death at every call to the system, and gone on: the same store, and before that none.
     """
     monkeypatch.setattr("os.fsync", lambda _: None)
     (text := tmp_path / "texts.txt").write_text("\n\n".join(TEXTS))
@@ -299,9 +323,14 @@ def removed_first(path: Path, content: bytes) -> None:
 def test_84f_a_file_is_the_old_one_or_the_new_one_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lightning-AI/pytorch-lightning#688, #19970, #20011, tracel-ai/burn#5479, #5399: neither, if it is killed then.
+    """A checkpoint is neither the old one nor the new one after a kill.
 
-    A killed process leaves what stands on the disk between two calls to the system, so that is what is looked at.
+    Lightning-AI/pytorch-lightning#688, #19970, #20011, tracel-ai/burn#5479, #5399: A process was killed while it wrote
+    a checkpoint. The file was then neither the old one nor the new one.
+
+    Check: Search for `open(path, "wb")` on the final path: write another file, then `os.replace`.
+
+    Test: after every call to the system there is the old file or the new one.
     """
     path, old, new = tmp_path / "a.ckpt", b"old" * 1000, b"new" * 2000
     seen: list[bytes | None] = []
@@ -344,10 +373,15 @@ class Bomb:
 
 
 def test_84k_nothing_that_is_opened_runs(tmp_path: Path) -> None:
-    """CVE-2025-32434, CVE-2026-24747, CVE-2025-24357, Dao-AILab/flash-attention#2585: `torch.load` runs what it reads.
+    """Loading a file runs its code.
 
-    Every file of a store, and of the other formats, in turn is a pickle. That no module of the package could read one
-    is shown in `tests/house/test_no_pickle.py`.
+    CVE-2025-32434, CVE-2026-24747, CVE-2025-24357, Dao-AILab/flash-attention#2585: `torch.load` runs code that is in
+    the file. A file of weights or tokens from somebody else can therefore do anything.
+
+    Check: Search for `torch.load(` and `pickle.load(`.
+
+    Test: every file of a store in turn a pickle. That no module of the package could read one is shown in
+    `tests/house/test_no_pickle.py`.
     """
     folder = make(tmp_path / "store").path
     trace = tmp_path / "it-ran"
@@ -388,9 +422,14 @@ def believed(path: Path) -> np.ndarray:
 
 
 def test_84l_a_count_is_held_against_the_file_before_memory_is_taken(tmp_path: Path) -> None:
-    """huggingface/safetensors#668, #669, coreweave/tensorizer#208, ztxz16/fastllm#713: counts that wrap or exhaust.
+    """A count in a file header exhausts the memory.
 
-    What contradicts itself otherwise is refused in `tests/text/store/test_forgery.py`.
+    huggingface/safetensors#668, #669, coreweave/tensorizer#208, ztxz16/fastllm#713: Counts in a file's header wrapped,
+    or made the reader ask for all memory. They were not compared with the size of the file first.
+
+    Check: Load a file whose header claims 2⁶⁰ entries: it must raise an error at once.
+
+    Test: five false counts before memory is taken; manifests that contradict themselves in `tests/text/store`.
     """
     path, sound = tmp_path / "a.idx", index_of([3, 0, 5])
 

@@ -84,12 +84,17 @@ class DrawsAlike(SplitTable):
 @pytest.mark.slow  # four processes
 @needs_gloo
 def test_82_a_split_table_is_the_table_of_one_rank() -> None:
-    """pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264,
-    facebookresearch/fairseq#4633: split tables.
+    """The padding row and rows split over ranks go wrong.
 
-    The number of the padding row in the whole table was taken for a row of every rank's part, which starved unrelated
-    tokens; two tables of different sizes shared the mask of ids that are not here; the padding row was drawn again and
-    not cleared again. Here on four ranks; every other number of them in `tests/parallel/test_vocabulary.py`.
+    pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264,
+    facebookresearch/fairseq#4633: The number of the padding row in the whole table was used for a row of every rank's
+    part, so unrelated tokens got no gradient. Elsewhere the padding row was initialised again, or a resize lost old
+    rows.
+
+    Check: Compare every row of the table before and after a reset, a resize and a split.
+
+    Test: four processes, bit for bit: outputs, gradients, a step, the saved state, a reset; padding rows and resizing.
+    Here on four ranks; every other number of them in `tests/parallel/test_vocabulary.py`.
     """
     kinds = [SplitTable, GlobalIndex, OneMask, ClearsACopy, DrawsAlike]
     found = found_on(RANKS, find_out, kinds, [case for case in CASES if case[:2] == (RANKS, 7)])
@@ -216,10 +221,16 @@ class Atomic(TokenEmbedding):
 
 
 def test_83_the_gradient_is_the_same_bits_every_time() -> None:
-    """PaddlePaddle/Paddle#50245, pytorch/pytorch#102628, #187682 and #172454: gradients that differ from run to run.
+    """Gradients of an embedding differ between runs, and tied weights are lost.
 
-    Where many tokens have one id, their gradients are added with atomics, in whatever order they arrive. Here a few hot
-    ids, on one thread and on two.
+    PaddlePaddle/Paddle#50245, pytorch/pytorch#102628, #187682 and #172454: If many tokens have one id, a GPU adds their
+    gradients with atomics in any order, so results differ between runs. Elsewhere one of two tied weights was missing
+    from the file, and random after loading.
+
+    Check: Run one backward pass twice and compare `weight.grad` with `torch.equal`.
+
+    Test: backward passes on one thread and on two; on a GPU it is not shown. One storage, no two names for it. Here a
+    few hot ids, on one thread and on two.
     """
     ids = torch.randint(3, (8, 512))
     ids[torch.rand(8, 512) < 0.05] = 49

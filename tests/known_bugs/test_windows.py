@@ -93,10 +93,15 @@ def resumes(run: Ours | Counting) -> None:
 
 
 def test_84g_a_resumed_epoch_shows_every_window_once() -> None:
-    """mosaicml/streaming#437 and #880, KempnerForge#57 and #58, meta-pytorch/data#1439: data seen twice or never.
+    """A resumed epoch repeats windows or skips them.
 
-    A loader that counts from its last start is right after the first resume and wrong after the second. One that
-    counts what its workers have fetched ahead skips what the caller never got.
+    mosaicml/streaming#437 and #880, KempnerForge#57 and #58, meta-pytorch/data#1439: Data was seen twice or never. A
+    loader that counts from its last start is wrong after the second resume, and one that counts what its workers
+    fetched ahead skips what the caller never got.
+
+    Check: Collect the ids of all windows over two resumes, and compare with one whole epoch.
+
+    Test: up to five resumes in one epoch, two of them with workers: every window once, in the same order.
     """
     ours = [Ours(workers=0), Ours(workers=1)]
     exhibit(resumes, *ours, twin=SinceTheResume(), because="after 2 resumes, .* windows were seen twice")
@@ -145,10 +150,15 @@ def every_target_once(cut: Cut) -> None:
 
 
 def test_84h_the_last_window_is_neither_lost_nor_overrun() -> None:
-    """NVIDIA/Megatron-LM#399, NVIDIA-NeMo/Speech#5243, OpenVerifiableLLM#92, karpathy/ng-video-lecture#56.
+    """The last window is lost, or read past the end.
 
-    Counts of windows that round down lose the end of every text, or of every document; a bound that is strict where
-    it must not be loses the last full window; and windows wherever a token is left read what is not there.
+    NVIDIA/Megatron-LM#399, NVIDIA-NeMo/Speech#5243, OpenVerifiableLLM#92, karpathy/ng-video-lecture#56: Counts of
+    windows that round down lose the end of every text. A bound that is strict by mistake loses the last full window,
+    and one that is too loose reads past the end.
+
+    Check: Count the targets of a text of `2 * length + 1` tokens: there are `2 * length`.
+
+    Test: texts of S to 7S + 2 tokens: every target once, nothing past the end.
     """
     exhibit(every_target_once, ours, twin=rounded_down, because="targets are lost")
     exhibit(every_target_once, ours, twin=one_too_few, because="targets are lost")

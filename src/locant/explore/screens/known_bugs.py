@@ -1,6 +1,6 @@
 """The screen Known bugs: all bugs with a test in this repository, their sources, and drawings of some of them.
 
-``known_bugs.json`` holds the descriptions in the tests. ``python -m tests.explore.test_known_bugs`` writes it.
+``known_bugs.json`` holds the descriptions in the tests. ``python -m tests.known_bugs.catalog`` writes it.
 """
 
 from __future__ import annotations
@@ -183,9 +183,10 @@ BUGS: dict[str, Bug] = {
 
 @cache
 def entries() -> list[dict[str, Any]]:
-    """Return every known bug: its ``entry``, the ``claim`` of its test, its ``story``, and its sources with URLs."""
+    """Return every known bug without markup: its number, title, story, sources with URLs, check and test."""
     drawn = {bug.entry: name for name, bug in BUGS.items()}
-    return [{**each, "drawn": drawn.get(each["entry"])} for each in json.loads(ENTRIES.read_text("utf-8"))]
+    found = json.loads(ENTRIES.read_text("utf-8").replace("`", ""))
+    return [{**each, "drawn": drawn.get(each["entry"])} for each in found]
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ export function open(place, page) {
   const maps = Object.keys(SIDES).map((name) => new Picture(places, page, { name: `map-${name}`, height: 330, square: true }));
   const heading = html("h2");
   const list = html("ol", { class: "bugs" });
-  pictures.append(html("section", { "aria-label": "All known bugs" }, heading, html("p", { class: "note" }, "Each entry states what must hold and what went wrong. Its test fails on code that has the bug."), list));
+  pictures.append(html("section", { "aria-label": "All known bugs" }, heading, html("p", { class: "note" }, "Each entry states what happened, how to see it in other code, and where it was reported. Its test fails on code that has the bug."), list));
   let last = null;
 
   function show(answer) {
@@ -58,13 +58,13 @@ export function open(place, page) {
 
   function showAll({ entries, total }) {
     heading.textContent = entries.length < total ? `${entries.length} of ${total} known bugs` : `All ${total} known bugs`;
-    list.replaceChildren(...entries.map(({ entry, claim, story: words, sources, drawn }) => {
-      const see = drawn && html("button", { type: "button", class: "quiet", "aria-label": `See it: ${claim}` }, "See it");
+    list.replaceChildren(...entries.map(({ entry, title: name, story: words, sources, check, drawn }) => {
+      const see = drawn && html("button", { type: "button", class: "quiet", "aria-label": `See it: ${name}` }, "See it");
       see?.addEventListener("click", () => {
         page.change({ bug: drawn, position: null });
         title.scrollIntoView({ block: "center" });
       });
-      return html("li", {}, html("h3", {}, `${entry}. ${claim}`, see), html("p", {}, words), html("p", { class: "note" }, ...links(sources)));
+      return html("li", {}, html("h3", {}, `${entry}. ${name}`, see), html("p", {}, words), html("p", {}, `Check yours: ${check}.`), html("p", { class: "note" }, ...links(sources)));
     }));
   }
 
