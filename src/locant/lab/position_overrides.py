@@ -8,6 +8,7 @@ from near tokens. Any other value is a name in `locant list`.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
