@@ -8,7 +8,6 @@ from near tokens. Any other value is a name in `locant list`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -217,12 +216,11 @@ def _name_of(text: str) -> str:
         return ALIASES.get(text, text)
     if scaling := scaling_name(text):
         return scaling
-    if difflib.get_close_matches(text, STRETCHES, cutoff=0.8):  # a typing error
-        return text
     try:
         name = name_of(text)
     except LocantError as error:
-        if isinstance(error.remedy, PythonRemedy):  # the text is known, for example as a model
+        # The text is known, for example as a model. Scalings were read above, so a similar text is misspelt.
+        if isinstance(error.remedy, PythonRemedy) and "is a scaling" not in error.cause:
             raise InputError(error.cause, _remedy_for(error.remedy)) from None
         return text
     if name == "rotary":
