@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -111,9 +111,9 @@ SPILLED = {("Shaw", 100, "_means"): 8}
 """Bytes of stack of the one other case that does not fit, by Triton 3.5."""
 
 
-def require_fit(there: There, case: str, capability: int, rows: int = UNCOUNTED["_rows"]) -> None:
-    """Raise unless the kernels fit; `rows`: bytes of stack of `_rows`, of which an older Triton needs more."""
-    uncounted = UNCOUNTED | {"_rows": rows}
+def require_fit(there: There, case: str, capability: int, stack: Mapping[str, int] = {}) -> None:
+    """Raise unless the kernels fit. `stack` has the bytes of stack of kernels that need more with an older Triton."""
+    uncounted = UNCOUNTED | stack
     options = CASES[case][2]
     for launch in there(launched, case, capability):
         allowed = DIGITS if options.get("float32_angles") else uncounted.get(launch.kernel, 0)

@@ -158,11 +158,12 @@ class TransformerXL(PositionEncoding):
         """Return the products of queries, to which v was added, with the projected distances."""
         rows, columns = queries.seq_len, keys.seq_len
         if queries.start is not None and keys.start is not None and rows and columns:
-            first = queries.start - keys.start - columns + 1
-            table = self._rows(first, first + rows + columns - 2, dtype)[heads]
+            # One distance more than needed, or two queries would be compiled separately.
+            first = queries.start - keys.start - columns
+            table = self._rows(first, first + rows + columns - 1, dtype)[heads]
             return _shift(exact_dot(biased, table, dtype), columns)
         distance, largest = distances(queries, keys), largest_distance(queries, keys)
-        if largest is not None and (largest < distance.numel() or not host_can_read(distance)):
+        if largest is not None and (not host_can_read(distance) or largest < distance.numel()):
             first, last = -largest, largest
         elif distance.numel() and host_can_read(distance):
             first, last = (int(x) for x in distance.aminmax())
@@ -190,9 +191,10 @@ class TransformerXL(PositionEncoding):
 
     def _rows(self, first: int, last: int, dtype: torch.dtype) -> Float[Tensor, "heads distances head_dim"]:
         """Return the projected vectors of the distances from `last` down to `first`."""
-        if not can_keep([self.weight]):
+        if dtype == torch.float64 or not can_keep([self.weight]):  # float64 products have other bits in other ranges
             distance = torch.arange(last, first - 1, -1, device=self.weight.device)
-            return self._project(distance, first, last, dtype)
+            bounds = (None, None) if torch.compiler.is_compiling() else (first, last)  # bounds would be guards
+            return self._project(distance, *bounds, dtype)
         weight = self.weight
         kept = self._kept.get(
             [weight], dtype, lambda: RowsByDistance(lambda distance: self._project(distance, None, None, dtype))
@@ -218,6 +220,6 @@ def _shift(products: Float[Tensor, "*heads query distance"], keys: int) -> Float
     """Return the products of all pairs. The distances decrease, and those of each query begin one column earlier."""
     queries, columns = products.shape[-2:]
     if queries == 1:
-        return products
+        return products[..., :keys]
     flat = products.flatten(-2)[..., queries - 1 : queries * columns - 1]
     return flat.unflatten(-1, (queries, columns - 1))[..., :keys]
