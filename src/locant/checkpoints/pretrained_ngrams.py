@@ -22,7 +22,7 @@ GATE = {
     "key_proj.weight": "key.weight", "value_proj.weight": "value.weight", "norm_key.weight": "key_norm",
     "norm_query.weight": "query_norm", "norm_conv.weight": "conv_norm", "conv1d.weight": "taps",
 }  # fmt: skip
-"""The parameters of Qwen4's gate, and those of `NGramGate`."""
+"""The parameter of `NGramGate` for each parameter of Qwen4's gate."""
 
 
 def read_pretrained_ngrams(

@@ -170,9 +170,9 @@ def look_back(
     end: int | None = None,
     history: TokenHistory | None = None,
 ) -> tuple[list[Values], list[Bool[Tensor, "batch seq"]]]:
-    """Return the values that stand `shifts` tokens earlier, and for each shift whether such a token exists.
+    """For each shift, return the values of the tokens that many places earlier, and whether these tokens exist.
 
-    Values that do not exist are any numbers. Padding has none.
+    The values of missing tokens are arbitrary. Padding has no earlier tokens.
 
     Args:
         values: ids, or vectors.

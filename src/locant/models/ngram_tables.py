@@ -107,7 +107,7 @@ def gate_options(config: Config | object, index: int) -> dict[str, Any]:
 
 
 def table_at(tables: Sequence[NGramTable], index: int) -> NGramTable:
-    """Return the `index`-th table of a model. Raise `InputError` if it has none."""
+    """Return the `index`-th table of a model. Raise `InputError` if the model has no n-gram table."""
     if not tables:
         got = "got a configuration of a model without n-gram tables"
         raise InputError(got, "pass the whole configuration, such as that of Qwen4, BLT or DeepSeek-V4.1")
@@ -133,7 +133,7 @@ def _end(config: Config) -> int | None:
 
 
 def _qwen4(config: Config) -> Iterator[NGramTable]:
-    """Yield the tables of Qwen4: in each layer, the columns have the next primes after those of the layers before."""
+    """Yield the tables of Qwen4. Each layer continues the sequence of primes at which the layer before it ends."""
     vocab_size, max_order = required(config, "vocab_size"), _optional(config, "ngram_size", 3, 2)
     heads, base = _optional(config, "heads_per_ngram", 8), _optional(config, "ngram_vocab_size_base", 20_000_000)
     divisor, seed = _optional(config, "make_ngram_vocab_size_divisible_by", 128), _optional(config, "seed", 1234, 0)

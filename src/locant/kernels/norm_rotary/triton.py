@@ -167,7 +167,7 @@ def _norm_settings(norm: HeadNorm | None) -> tuple[bool, float, bool, bool]:
 
 
 def _steps(x: Tensor) -> tuple[int, ...]:
-    """Return the strides of batch, heads and tokens, with 0 for those of one element, which do not matter."""
+    """Return the strides of batch, heads and tokens. A dimension of one element gets 0, because its stride is not used."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True))
 
 
@@ -515,7 +515,7 @@ NUMBERS = [
     "grad_batch", "grad_head", "grad_seq", "x_batch", "x_head", "x_seq", "dx_batch", "dx_head", "dx_seq",
     "position_batch", "position_seq", "position_axis",
 ]  # fmt: skip
-"""Arguments whose values do not compile the backward's kernels anew."""
+"""The arguments of the backward's kernels whose values do not cause a new compilation."""
 
 
 @triton.jit(do_not_specialize=NUMBERS)

@@ -394,7 +394,7 @@ def store_pairs(p_out, out_dim, m_row, b_a, b_b, PAIRS: tl.constexpr, INTERLEAVE
 @triton.jit
 @no_type_check
 def copy_dimensions(p_x, x_dim, p_out, out_dim, m_row, FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy so many dimensions of some rows, beginning with the dimension `FIRST`."""
+    """Copy `COUNT` dimensions of some rows, from the dimension `FIRST` on."""
     for i_dim in tl.static_range(0, COUNT, BLOCK):
         o_dim = i_dim + tl.arange(0, BLOCK).to(tl.int64)[None, None, :]
         m_dim = m_row & (o_dim < COUNT)

@@ -40,10 +40,10 @@ class TransformerXL(PositionEncoding):
     with their positions.
 
     W r is computed once for each distance, in the width of a head, and every query multiplies it. So all pairs at the
-    same distance have the same bits, in a prompt, a cache, a padded and a packed row. In calls without gradients on a
-    CPU, W r is kept for later calls while the weight has the same values: ``distances x num_heads x head_dim`` numbers,
-    as many as the keys of one layer. Layers that share the encoding share them. There is no largest distance and no
-    score function.
+    same distance have the same bits, in a prompt, a cache, a padded and a packed row. In float64 they agree up to
+    rounding. In calls without gradients on a CPU, W r is kept for later calls while the weight has the same values, but
+    not in float64. It has ``distances x num_heads x head_dim`` numbers, as many as the keys of one layer. Layers that
+    share the encoding share them. There is no largest distance and no score function.
 
     In compiled code and on accelerators, if the host does not know the bounds of the positions, sines of ``i - j`` are
     sums of products of sines and cosines of i and of j, with a product of `d_model` for every pair. Such numbers agree
@@ -217,7 +217,7 @@ class TransformerXL(PositionEncoding):
 
 
 def _shift(products: Float[Tensor, "*heads query distance"], keys: int) -> Float[Tensor, "*heads query key"]:
-    """Return the products of all pairs. The distances decrease, and those of each query begin one column earlier."""
+    """Return the product of each query and key. Distances decrease, and each query begins one column earlier."""
     queries, columns = products.shape[-2:]
     if queries == 1:
         return products[..., :keys]
