@@ -167,7 +167,7 @@ def _norm_settings(norm: HeadNorm | None) -> tuple[bool, float, bool, bool]:
 
 
 def _steps(x: Tensor) -> tuple[int, ...]:
-    """Return the strides of batch, heads and tokens. A dimension of one element gets 0, because its stride is not used."""
+    """Return the strides of batch, heads and tokens, with 0 for a dimension of one element."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True))
 
 
