@@ -1,12 +1,14 @@
-"""The exceptions of this package. Each message states the value that was passed, what was expected, and a remedy.
+"""The exceptions of this package, and its warning about configurations.
 
-All of them are `ValueError`s, so code that does not import this package can catch them. They store the cause and the
+Each message states the value that was passed, what was expected, and a remedy.
+
+All exceptions are `ValueError`s, so code that does not import this package can catch them. They store the cause and the
 remedy separately, so that the command line can print ``cause; try: remedy`` in one line.
 """
 
 from typing import Any
 
-__all__ = ["InputError", "LocantError", "PythonRemedy", "RangeError", "Remedy", "ShapeError"]
+__all__ = ["ConfigWarning", "InputError", "LocantError", "PythonRemedy", "RangeError", "Remedy", "ShapeError"]
 
 
 class Remedy(str):
@@ -81,3 +83,7 @@ class RangeError(LocantError):
 
 class InputError(LocantError):
     """A file, text or configuration that cannot be used as it is."""
+
+
+class ConfigWarning(UserWarning):
+    """A value in a configuration that the model's own code ignores or replaces."""

@@ -136,6 +136,7 @@ PHIMOE = {
         ({"model_type": "phi", "head_dim": 65, "partial_rotary_factor": 0.5}, "head_dim 65 is odd"),
         ({"max_position_embeddings": 2**20}, "float32 angles"),
         ({"rope_scaling": yarn(truncate=True), "model_type": "gpt_oss", "head_dim": 64}, "truncate"),
+        ({"rope_scaling": yarn(beta_fsat=30)}, "beta_fsat=30, which llama does not read: ignored"),
         ({"rope_interleave": True}, "these weights were converted"),
         (LLAMA_4, "multiplied by 1 + 0.1 log(1 + floor((n + 1) / 8,192))"),
         ({"model_type": "phimoe", "rope_scaling": PHIMOE}, "never uses the long ones"),

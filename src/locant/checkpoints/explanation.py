@@ -18,6 +18,7 @@ from locant.checkpoints.score_scale import scale_warnings
 from locant.checkpoints.windows import FULL, SLIDING, Place, reach_by_layer
 from locant.deprecation import Renamed
 from locant.embedding.table import TableSize, table_sizes
+from locant.errors import ConfigWarning
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import (
     LENGTHS,
@@ -120,7 +121,8 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     stated, architecture = read_measurable(config)
     full = with_defaults(config)
     device = "meta" if architecture.rotary_keys.no_rotation is None else "cpu"  # where lengths are measured
-    named = {name: _without_values(full, name, device) for name in layer_types(full) or (None,)}
+    built = {name: _without_values(full, name, device) for name in layer_types(full) or (None,)}
+    named = {name: encoding for name, (encoding, _) in built.items()}
     longest = table_length(named.values()) or _longest(full)
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     swapped = describe_layers(stated)
@@ -128,7 +130,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
         model_type=full["model_type"],
         longest=longest,
         trained=trained_length(full, rotaries[0]) if rotaries else longest,
-        layers=tuple(_layers(full, architecture, name, encoding, longest) for name, encoding in named.items()),
+        layers=tuple(_layers(full, architecture, name, *each, longest) for name, each in built.items()),
         strip=layer_strip(full),
         swapped=swapped,
         tables=(*_tables(full, named), *(table.size for table in ngram_tables(config))),
@@ -145,7 +147,12 @@ def trained_length(config: Config, rotary: Rotary) -> int | None:
 
 
 def _layers(
-    config: Config, architecture: Architecture, name: str | None, encoding: PositionEncoding, longest: int | None
+    config: Config,
+    architecture: Architecture,
+    name: str | None,
+    encoding: PositionEncoding,
+    ignored: Sequence[str],
+    longest: int | None,
 ) -> Layers:
     rotary = None
     if isinstance(encoding, Rotary):
@@ -159,18 +166,20 @@ def _layers(
         methods=tuple(method for method in encoding.methods() if method != "unrotate"),  # a warning covers `unrotate`
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,
-        warnings=tuple(_warnings(config, architecture, encoding, rotary, longest)),
+        warnings=(*ignored, *_warnings(config, architecture, encoding, rotary, longest)),
     )
 
 
-def _without_values(config: Config, name: str | None, device: str) -> PositionEncoding:
-    """Build the encoding of these layers on a device. Its tables are not initialised.
+def _without_values(config: Config, name: str | None, device: str) -> tuple[PositionEncoding, list[str]]:
+    """Build the encoding of these layers on a device, and list the values in the configuration that it ignores.
 
-    If the configuration has ``rope_interleave``, it decides the layout.
+    Its tables are not initialised. If the configuration has ``rope_interleave``, it decides the layout.
     """
-    with torch.device(device), _SkipInitialization(), warnings.catch_warnings():
+    with torch.device(device), _SkipInitialization(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")  # the table states that the encoding was measured
-        return encoding_from_config(config, layer_type=name, layout=named_layout(config), allow_no_rotation=True)
+        warnings.simplefilter("always", ConfigWarning)
+        encoding = encoding_from_config(config, layer_type=name, layout=named_layout(config), allow_no_rotation=True)
+    return encoding, [str(each.message) for each in caught]
 
 
 class _SkipInitialization(TorchFunctionMode):

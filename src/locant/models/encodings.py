@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from locant.arguments import flag, short_repr
-from locant.errors import InputError, LocantError, Remedy
+from locant.errors import ConfigWarning, InputError, LocantError, Remedy
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import NUM_LAYERS, Config, layer_types_in, required
@@ -247,7 +247,7 @@ def _warn_of_form(config: Config | object, layout: Layout | None, *, depth: int)
 
 def _warn(reading: Reading, *, depth: int) -> None:
     for note in reading.notes:
-        warnings.warn(note, stacklevel=depth)
+        warnings.warn(note, ConfigWarning, stacklevel=depth)
 
 
 def _make_with_defaults(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
