@@ -198,12 +198,20 @@ def test_gradients_are_finite_in_bfloat16() -> None:
         assert bool(leaf.grad.isfinite().all())
 
 
-def test_numbers_that_are_not_finite_are_passed_on() -> None:
-    selective, x = made(), torch.randn(1, 6, D_MODEL)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_numbers_that_are_not_finite_spoil_the_rest_of_their_document(requires_grad: bool) -> None:
+    """In one piece, and behind a cache."""
+    selective, x = made().requires_grad_(requires_grad), torch.randn(1, 9, D_MODEL)
     x[0, 3] = torch.nan
-    y = selective.rotate_one(torch.ones(1, KV_HEADS, 6, HEAD_DIM), selective.read(x, Positions.arange(6)))
-    assert bool(y[:, :, :3].isfinite().all())
-    assert bool(y[:, :, 3:].isnan().all())
+    places = Positions.packed([6, 3])
+    whole = selective.read(x, places)
+    first = selective.read(x[:, :5], places.slice(0, 5))
+    second = selective.read(x[:, 5:], places.slice(5, 9), first)
+    for read in (whole, Positions.cat([first, second])):
+        y = selective.rotate_one(torch.ones(1, KV_HEADS, 9, HEAD_DIM), read)
+        expected = torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
+        assert torch.equal(y.isfinite().all(-1)[0, 0], expected)
+        assert torch.equal(y.isnan().all(-1)[0, 0], ~expected)
 
 
 def test_it_unrotates_and_rotates_in_place() -> None:

@@ -29,6 +29,8 @@ from locant.spelling import literal
 
 UNITS_PER_TURN = 2**52
 """Angles are whole numbers of this unit. A float64 holds each angle below one turn exactly."""
+WHOLE_TURNS = 64 - 52
+"""The number of bits of an int64 that count whole turns."""
 NORM_EPSILON = 1e-6
 """What the authors add to the squared length of a vector before they divide by the length."""
 
@@ -183,19 +185,23 @@ def _gather_tokens(x: Tensor, slots: Int[Tensor, "batch some"]) -> Tensor:
 def _sum_turns(turns: AngleSteps, first: Int[Tensor, "batch seq"], before: Tensor) -> AngleSteps:
     """Return running sums from the token `first` on, plus `before`, exact and modulo one turn: -1/2 to 1/2.
 
-    int64 overflows by whole turns, so no length is too long. Gradients are those of the sums without rounding.
+    int64 overflows by whole turns, so no length is too long. Gradients are those of the sums without rounding. If an
+    angle is not finite, it and the later sums of its document are NaN.
     """
 
     def within_documents(steps: Tensor) -> Tensor:
         sums = steps.cumsum(1)
         return sums - _gather_tokens(sums - steps, first)
 
-    fixed = within_documents(((turns - turns.round()) * UNITS_PER_TURN).round().long())
-    fixed = fixed + (before * UNITS_PER_TURN).long()
-    half = UNITS_PER_TURN // 2
-    exact = ((fixed + half & UNITS_PER_TURN - 1) - half).to(turns.dtype) / UNITS_PER_TURN
+    is_finite = turns.isfinite().flatten(2).all(-1)[..., None, None]
+    turns = turns.where(is_finite, 0.0)
+    fixed = within_documents((turns.frac() * UNITS_PER_TURN).round().long()) + (before * UNITS_PER_TURN).long()
+    exact = (fixed << WHOLE_TURNS).to(turns.dtype) * 2.0**-64  # the shift drops whole turns
+    exact = exact.masked_fill((within_documents((~is_finite).long()) > 0) | before.isnan(), torch.nan)
+    if not turns.requires_grad and not before.requires_grad:
+        return exact
     smooth = within_documents(turns) + before
-    return exact + (smooth - smooth.detach())  # adds zero, or NaN for angles that are not finite
+    return exact + (smooth - smooth.detach())  # adds zero
 
 
 class SelectiveRoPE(RunningAngles):
@@ -233,8 +239,7 @@ class SelectiveRoPE(RunningAngles):
     Limits:
         It ignores the index. Cached keys cannot be moved. A cache stores two float64 numbers per pair and head for each
         token, because a truncated cache needs the sum of an earlier token. `locant.swap` does not support it, because
-        no hidden states are available there. The authors' option ``skip_conv`` is missing: its angles are not sums. A
-        token with hidden states that are not finite spoils later documents of its row.
+        no hidden states are available there. The authors' option ``skip_conv`` is missing: its angles are not sums.
 
     Tested against:
         The paper's formula in NumPy, forward and every gradient, and `Rotary` for angles of 1.
