@@ -1,4 +1,4 @@
-"""What does a bias cost, when one token attends to a long cache, and when a prompt is read?
+"""What does an encoding cost, when one token attends to a long cache, and when a prompt is read?
 
 Each encoding on one thread of a CPU, beside torch's attention without a bias and, if decoding was slow, beside the
 published formula in plain float32 operations with the same weights. It refuses to report if a result differs from
@@ -19,6 +19,7 @@ from benchmarks.timing import Row, measure
 from locant import Cope, Deberta, PositionEncoding, Positions, Sandwich, TransformerXL, attend
 from locant.attention.choice import BackendName
 from locant.positions.base import reads_hidden_states
+from locant.positions.encodings.selective_rope import NORM_EPSILON, SelectiveRoPE
 
 __all__ = ["rows"]
 
@@ -34,7 +35,7 @@ def rows() -> list[Row]:
     """One token behind a cache, then a whole prompt. The memory of the prompt stays linear."""
     torch.manual_seed(0)
     with torch.no_grad(), _one_thread():
-        return [*_decoding(), *_prefill()]
+        return [*_decoding(), *_prefill(), *_rotating(1), *_rotating(TOKENS)]
 
 
 @contextmanager
@@ -160,3 +161,53 @@ def _prefill() -> list[Row]:
         "(wanted: 4 for Transformer-XL, 10 for CoPE)"
     )
     return measure(question, contenders, rounds=3, warmup=1)
+
+
+def _rotating(new: int) -> list[Row]:
+    """Read hidden states and rotate queries and keys. A single new token comes after a cache."""
+    x, past = torch.randn(1, TOKENS, D_MODEL), TOKENS - new
+    q, k = torch.randn(2, 1, HEADS, new, HEAD_DIM)
+    sizes = {"head_dim": HEAD_DIM, "num_heads": HEADS, "d_model": D_MODEL}
+    selective = SelectiveRoPE(HEAD_DIM, HEADS, D_MODEL)
+    encodings = {
+        "RoPE": locant.Rotary(HEAD_DIM), "RePo": locant.encoding("repo", **sizes), "Selective RoPE": selective,
+    }  # fmt: skip
+    positions = Positions.arange(TOKENS)
+    contenders: dict[str, Contender] = {}
+    for name, encoding in encodings.items():
+        cached = encoding.read(x[:, :past], positions.slice(0, past)) if past else None
+
+        def ours(encoding: PositionEncoding = encoding, cached: Positions | None = cached) -> Tensor:
+            read = encoding.read(x[:, past:], positions.slice(past, TOKENS), cached)
+            return torch.cat(encoding.rotate(q, k, read))
+
+        contenders[f"{name}, locant"] = ours
+    before = _summed_angles(selective, x[:, :past].double()) if past else torch.zeros(1, 1, 1, 1)
+    narrow = selective.of_hidden(x[:, max(0, past - selective.kernel_size + 1) : past])
+
+    def published(dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the authors' operations, with a state of the last sum and of the last tokens of the convolution."""
+        given = narrow.to(dtype) if past else None
+        angle = (_summed_angles(selective, x[:, past:].to(dtype), given) + before[:, -1:].to(dtype)).transpose(1, 2)
+        first, second = torch.cat((q, k)).to(dtype).chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+
+    contenders["Selective RoPE, as published"] = published
+    error = float((contenders["Selective RoPE, locant"]().double() - published(torch.float64)).abs().max())
+    assert error < NEAR, f"Selective RoPE is off by {error}"
+    question = f"{new} of {TOKENS} tokens read and rotated, {HEADS} heads of {HEAD_DIM}, float32, one thread"
+    return measure(question, contenders, rounds=31 if new == 1 else 5)
+
+
+def _summed_angles(encoding: SelectiveRoPE, x: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """Return the sums of the published formula in plain operations, for heads and pairs."""
+    heads = x.unflatten(-1, (HEADS, -1))
+    scaled = (heads / (heads.square().sum(-1, keepdim=True) + NORM_EPSILON).sqrt()).flatten(2)
+    narrow = (scaled @ encoding.down.to(x).T @ encoding.up.to(x).T).unflatten(-1, (HEADS, -1))
+    earlier = narrow.new_zeros(1, encoding.kernel_size - 1, *narrow.shape[2:]) if earlier is None else earlier
+    window = torch.cat((earlier, narrow), 1)
+    kernel = encoding.kernel.to(x).flatten(1).T[:, None].flip(-1)
+    steps = F.conv1d(window.flatten(2).mT, kernel, groups=len(kernel)).mT.unflatten(-1, (HEADS, -1))
+    pair = torch.arange(HEAD_DIM // 2).to(x)
+    return steps.cumsum(1) * encoding.base ** (-2 * pair / HEAD_DIM)

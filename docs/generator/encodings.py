@@ -26,9 +26,9 @@ PAPER_NAMES = {
     "PositionEncoding": "NoPE", "Learned": "Learned positions", "Rotary": "RoPE", "XPos": "xPos", "T5Bias": "T5 bias",
     "Kerple": "KERPLE", "Fire": "FIRE", "Cope": "CoPE", "TransformerXL": "Transformer-XL", "Deberta": "DeBERTa",
     "Cable": "CABLE", "Fox": "FoX", "MixedRotary": "RoPE-Mixed", "RoPEPlusPlus": "RoPE++", "RotaryByHead": "MHRoPE",
-    "StringRotary": "STRING", "DualChunk": "Dual chunk attention", "LearnedGrid": "Learned grid (ViT)",
-    "GridBias": "Grid bias (Swin, BEiT)", "ContinuousGridBias": "Continuous grid bias (Swin v2)",
-    "DecomposedBias": "Decomposed bias (ViTDet, SAM)",
+    "SelectiveRoPE": "Selective RoPE", "StringRotary": "STRING", "DualChunk": "Dual chunk attention",
+    "LearnedGrid": "Learned grid (ViT)", "GridBias": "Grid bias (Swin, BEiT)",
+    "ContinuousGridBias": "Continuous grid bias (Swin v2)", "DecomposedBias": "Decomposed bias (ViTDet, SAM)",
 }  # fmt: skip
 """What papers call the classes whose names they do not spell so."""
 
@@ -69,6 +69,7 @@ QUESTIONS = {
     "MixedRotary": "which diagonals can frequencies follow?",
     "RoPEPlusPlus": "what is in the imaginary part?",
     "RotaryByHead": "which heads use which axis?",
+    "SelectiveRoPE": "which tokens does a rotation count?",
     "SelfExtend": "where do groups replace tokens?",
     "StringRotary": "which planes can be rotated?",
 }

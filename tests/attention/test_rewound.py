@@ -33,6 +33,7 @@ from locant import (
 from locant.attention import PagedKVCache, StaticKVCache
 from locant.positions.encodings.cable import Cable
 from locant.positions.encodings.repo import RePo
+from locant.positions.encodings.selective_rope import SelectiveRoPE
 from tests.attention.driven import BLOCK, MAX_LEN, InBlocks, InSlots
 from tests.positions.claims import shaken
 from tests.refusal import refuses
@@ -49,6 +50,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "inkling": lambda: shaken(Inkling(HEADS, D_MODEL, d_rel=3, extent=9, floor=5)),
     "cable": lambda: shaken(Cable(HEADS, D_MODEL)),
     "repo": lambda: shaken(RePo(HEAD_DIM, KV_HEADS, D_MODEL)),
+    "selective_rope": lambda: shaken(SelectiveRoPE(HEAD_DIM, KV_HEADS, D_MODEL, gate=True)),
 }
 X, Q = torch.randn(99, D_MODEL), torch.randn(99, HEADS, HEAD_DIM)
 K, V = torch.randn(2, 99, KV_HEADS, HEAD_DIM)

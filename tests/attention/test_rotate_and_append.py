@@ -36,6 +36,7 @@ from locant.positions.encodings.pope import PoPE
 from locant.positions.encodings.repo import RePo
 from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
 from locant.positions.encodings.rotary_by_head import RotaryByHead
+from locant.positions.encodings.selective_rope import SelectiveRoPE
 from locant.positions.scaling import DynamicNTK
 from tests.attention.allocations import allocations_of
 from tests.attention.driven import BLOCK, MAX_LEN, InBlocks, InSlots
@@ -54,6 +55,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "more queries": lambda: RoPEPlusPlus(Rotary(HEAD_DIM)),
     "read from hidden states": lambda: shaken(RePo(HEAD_DIM, KV_HEADS, D_MODEL)),
     "features of keys": lambda: Fox(HEADS, D_MODEL),
+    "sums of features": lambda: shaken(SelectiveRoPE(HEAD_DIM, KV_HEADS, D_MODEL)),
     "no rotation": lambda: ALiBi(HEADS),
     "nothing": PositionEncoding,
 }

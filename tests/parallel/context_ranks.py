@@ -31,7 +31,8 @@ from locant import (
     attend,
 )
 from locant.parallel import attend as attend_over_ranks
-from locant.parallel import gather_positions, head_slice
+from locant.parallel import gather_positions, head_slice, read_hidden_states
+from locant.positions.encodings.selective_rope import SelectiveRoPE
 from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 from tests.attention.allocations import allocations_of
@@ -57,6 +58,8 @@ READ |= {
     if issubclass(kind, HiddenBias) and name not in READ
 }
 """Encodings that read hidden states."""
+SUMMED = {"selective_rope": lambda heads: SelectiveRoPE(WIDTH, KV_HEADS, HEADS * WIDTH, gate=True)}
+"""Those that rotate by sums over earlier tokens."""
 COUNTED = {"cope": lambda heads: Cope(WIDTH, 6)}
 """Those that need all keys at once."""
 ROWS = {
@@ -81,7 +84,10 @@ class Layer(nn.Module):
             part.view(batch, seq, -1, WIDTH).transpose(1, 2)
             for part in self.qkv(x).split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], -1)
         )
-        positions = self.encoding.read(x, positions)
+        if over_ranks is None:
+            positions = self.encoding.read(x, positions)
+        else:
+            positions = read_hidden_states(self.encoding, x, positions, k_positions=over_ranks["k_positions"])
         q, k = self.encoding.rotate(q, k, positions)
         options |= {"encoding": self.encoding, "positions": positions, "sinks": self.sinks}
         y = attend(q, k, v, **options) if over_ranks is None else attend_over_ranks(q, k, v, **over_ranks, **options)
@@ -95,7 +101,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.table = nn.Embedding(VOCABULARY, HEADS * WIDTH)
-        self.layer = Layer((ENCODINGS | READ | COUNTED)[name](heads))
+        self.layer = Layer((ENCODINGS | READ | SUMMED | COUNTED)[name](heads))
         self.head = nn.Linear(HEADS * WIDTH, VOCABULARY)
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Positions, count: int, **options: Any) -> Tensor:
@@ -163,9 +169,10 @@ OF_HIDDEN = [
     for name, method in itertools.product(READ, METHODS[:2])
     for row, zigzag in (("one document", True), ("packed", True), ("padded", False))
 ]
+OF_SUMS = [("selective_rope", row, method, None, row != "padded") for row, method in zip(ROWS, METHODS, strict=True)]
 OF_COUNTS = [("cope", row, method, None, True) for row, method in itertools.product(ROWS, ("gather", "ulysses"))]
-SOME_CASES = EVERY_ROW[::7] + OF_HIDDEN[::5] + OF_COUNTS[2:4]  # 7 and 3 are prime to each other: every method comes
-EVERY_ROW += OF_HIDDEN + OF_COUNTS
+SOME_CASES = EVERY_ROW[::7] + OF_HIDDEN[::5] + OF_SUMS + OF_COUNTS[2:4]  # 7 and 3 are coprime: every method comes
+EVERY_ROW += OF_HIDDEN + OF_SUMS + OF_COUNTS
 
 
 def peak_bytes(method: str, group: dist.ProcessGroup | None = None) -> int:
@@ -182,11 +189,26 @@ def peak_bytes(method: str, group: dist.ProcessGroup | None = None) -> int:
     return allocations_of(run).peak
 
 
+def has_bits_of_one_process(row: str, zigzag: bool) -> bool:
+    """Whether rotations by running sums have, on this rank, the bits that they have in the whole row."""
+    torch.manual_seed(3)
+    encoding = SelectiveRoPE(WIDTH, KV_HEADS, HEADS * WIDTH, gate=True, offset=True)
+    x, q = torch.randn(2, LENGTH, HEADS * WIDTH), torch.randn(2, HEADS, LENGTH, WIDTH)
+    shard = dist.get_rank(), dist.get_world_size(), zigzag
+    slots = ROWS[row]().shard_slots(*shard)
+    with torch.no_grad():
+        whole = encoding.rotate_one(q, encoding.read(x, ROWS[row]()))
+        mine = read_hidden_states(encoding, x[:, slots], ROWS[row]().shard(*shard))
+        real = mine.document[0] >= 0
+        return torch.equal(encoding.rotate_one(q[:, :, slots], mine)[:, :, real], whole[:, :, slots][:, :, real])
+
+
 def find_out(cases: list[tuple[Any, ...]]) -> dict[str, Any]:
     found: dict[str, Any] = {"/".join(map(str, case)): distances(*case) for case in cases}
     if dist.get_world_size() == 4:
         groups = {2: dist.new_subgroups(2)[0], 4: None}
         found |= {f"{method}/{n}": peak_bytes(method, group) for method in METHODS[:2] for n, group in groups.items()}
+    found["bits"] = [has_bits_of_one_process(row, zigzag) for row in ROWS for zigzag in (False, True)]
     try:
         gather_positions(Positions.arange(4))
     except RangeError as error:

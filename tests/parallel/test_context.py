@@ -34,6 +34,7 @@ def test_two_processes_get_the_loss_and_gradients_of_one() -> None:
     found = found_on(2, find_out, SOME_CASES)
     require_equal(found, SOME_CASES)
     for results in found:
+        assert results["bits"] == [True] * 6
         assert "position 0 of document 0 is on ranks 0 and 1" in results["one token on all ranks"]
         assert "got positions of 1x4, 1x5 on the ranks" in results["shards of two sizes"]
         assert "pad the row to a multiple of 4 tokens" in results["shards of two sizes"]
@@ -43,6 +44,7 @@ def test_two_processes_get_the_loss_and_gradients_of_one() -> None:
 def test_four_processes_too_and_the_ring_holds_less_the_more_there_are() -> None:
     found = found_on(4, find_out, EVERY_ROW)
     require_equal(found, EVERY_ROW)
+    assert all(all(results["bits"]) for results in found)
     ring, gather = ([found[0][f"{method}/{ranks}"] for ranks in (2, 4)] for method in ("ring", "gather"))
     assert ring[1] <= 0.6 * ring[0]
     assert ring[1] < gather[1]

@@ -124,6 +124,8 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("alpha", "initial"), REAL),
     **dict.fromkeys(("Positions.arange.seq_len", "Positions.after.n"), ZERO),
     "DualChunk.local_size": ZERO,
+    "SelectiveRoPE.rank": NONE,
+    "SelectiveRoPE.offset": FLAG,
     "beta_slow": {"1.5"},
     "Llama3.low_freq_factor": {"1.5", "tiny"},
     "Llama3.high_freq_factor": {"1.5", "2**70"},

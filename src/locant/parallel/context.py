@@ -86,7 +86,7 @@ def attend(
         k_positions: positions of all ranks, from `gather_positions`. Compute them once per forward pass to save a small
             all-gather in every layer. For encodings that read hidden states (`HiddenBias`), call
             ``encoding.read(x, positions)`` for the rank's own tokens, as in one process. Then the ranks also send the
-            features of their keys.
+            features of their keys. If an encoding rotates by sums over earlier tokens, call `read_hidden_states`.
         dropout_p: must be 0 with ``"ring"``.
         backend: as in `locant.attend`. ``"ring"`` needs a log-sum-exp, which ``"sdpa"`` does not return.
         causal, window, scale, sinks, softcap, return_lse: as in `locant.attend`.
@@ -155,6 +155,46 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     if host_can_read(index) and not bool(document.any()) and index.numel() and _counts_one_by_one(index):
         return Positions.after(int(index[0, 0]), index.shape[1]).expand(len(index))
     return Positions.of(index, document, order=None if positions.order_or_none is None else order)
+
+
+def read_hidden_states(
+    encoding: PositionEncoding,
+    x: Float[Tensor, "batch seq d_model"],
+    positions: Positions,
+    *,
+    group: Group = None,
+    k_positions: Positions | None = None,
+) -> Positions:
+    """Return ``encoding.read(x, positions)`` for this rank's tokens, with the bits of one process that has the row.
+
+    Call it in place of `PositionEncoding.read` if an encoding rotates by sums over earlier tokens, which may be on
+    other ranks (`SelectiveRoPE`). Other encodings need only their own tokens, and `attend` sends the features of
+    biases. For them this is ``encoding.read(x, positions)``, so a model can call it for every encoding. All ranks must
+    call it together. It sends the features of every token to every rank.
+
+    Args:
+        encoding: the encoding of this layer.
+        x: hidden states of this rank's tokens.
+        positions, group, k_positions: as in `attend`.
+
+    >>> import torch
+    >>> from locant import encoding
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> selective, x = encoding("selective_rope", head_dim=8, num_heads=2, d_model=16), torch.randn(1, 6, 16)
+    >>> positions = read_hidden_states(selective, x, Positions.arange(6))
+    >>> selective.rotate_one(torch.randn(1, 2, 6, 8), positions).shape
+    torch.Size([1, 2, 6, 8])
+    >>> dist.destroy_process_group()
+    """
+    mesh = _mesh(group, positions.device)
+    read = encoding.read(x, positions)
+    if has_bias(encoding) or read.read.of_key is None:
+        return read
+    all_positions = gather_positions(positions, group=mesh) if k_positions is None else k_positions
+    _require_all_tokens(all_positions, positions, mesh)
+    _, everyone = _with_features(mesh, encoding, read, all_positions)
+    mine = everyone.read.of_key.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]  # type: ignore[union-attr]
+    return dataclasses.replace(read, read=read.read._replace(of_key=mine))
 
 
 def head_slice(num_heads: int, *, group: Group = None) -> slice:

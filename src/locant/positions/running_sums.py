@@ -101,7 +101,7 @@ class RunningSums(HiddenBias):
 
 def _sum_within_documents(steps: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
     """Return running sums that restart with every document. They follow the order of tokens, not their slots."""
-    slots, begins = _document_order(positions)
+    slots, begins = document_order(positions)
     ordered = steps.gather(1, slots[..., None].expand_as(steps))
     first = torch.where(begins, torch.arange(slots.shape[1], device=slots.device), 0).cummax(1).values
     sums = ordered.cumsum(1)
@@ -111,13 +111,13 @@ def _sum_within_documents(steps: Float[Tensor, "batch seq heads"], positions: Po
 
 def _steps_from_sums(sums: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
     """Undo `_sum_within_documents`."""
-    slots, begins = _document_order(positions)
+    slots, begins = document_order(positions)
     ordered = sums.gather(1, slots[..., None].expand_as(sums))
     before = F.pad(ordered[:, :-1], (0, 0, 1, 0)).masked_fill(begins[..., None], 0.0)
     return (ordered - before).gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
 
 
-def _document_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+def document_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Return the slots of tokens sorted by document and order, and whether each begins a document."""
     by_order = positions.order.argsort(dim=1, stable=True)
     document, back = positions.document.gather(1, by_order).sort(dim=1, stable=True)
