@@ -246,8 +246,8 @@ def _attend_by_set(backend: BackendName, encoding: PositionEncoding, inputs: Att
     for part in sets.sets:
         part_mask = AttentionMask(part.queries, part.keys, True, mask.window)
         result = _run_backend(backend, dataclasses.replace(plain, q=part.q, k=part.k, v=part.v, mask=part_mask))
-        assert result.lse is not None, "needs_lse is set"
-        part_y, part_lse, rows = part.ungroup(result.y), part.ungroup(result.lse), part.rows.flatten()
+        part_lse = part.ungroup(result.lse)  # type: ignore[arg-type]  # needs_lse is set
+        part_y, rows = part.ungroup(result.y), part.rows.flatten()
         (before, fraction), merged = shares([lse.index_select(2, rows), part_lse])
         y = y.index_copy(2, rows, y.index_select(2, rows) * before + part_y * fraction)
         lse = lse.index_copy(2, rows, merged)
@@ -255,21 +255,15 @@ def _attend_by_set(backend: BackendName, encoding: PositionEncoding, inputs: Att
     if mask.queries.document_or_none is not None:
         (y,), padding = zero_padding(mask.queries, y), padding_or_none(mask.queries)
         lse = lse if padding is None else lse.masked_fill(padding[:, None], float("-inf"))
-    weights = _weights_by_set(encoding, inputs, lse) if inputs.return_weights else None
-    return AttentionResult(y.to(q.dtype), lse, weights)
+    if not inputs.return_weights:
+        return AttentionResult(y.to(q.dtype), lse)
+    sets = encoding.pair_sets(q, inputs.k, inputs.v, mask.queries, mask.keys) or sets  # the first have been read
+    scores, dense = inputs.cap_scores(sets.products(inputs.k.shape[2]) * inputs.scale), mask.dense()
+    return AttentionResult(y.to(q.dtype), lse, dense.blank((dense.hide(scores) - lse[..., None]).exp()))
 
 
 def _has_elements(inputs: AttentionInputs) -> bool:
     return all(x.numel() for x in (inputs.q, inputs.k, inputs.v))
-
-
-def _weights_by_set(encoding: PositionEncoding, inputs: AttentionInputs, lse: Tensor) -> Weights:
-    """Return the weights of every pair, before dropout."""
-    mask, dense = inputs.mask, inputs.mask.dense()
-    sets = encoding.pair_sets(inputs.q, inputs.k, inputs.v, mask.queries, mask.keys)
-    assert sets is not None, "the encoding has sets of pairs"
-    scores = inputs.cap_scores(sets.products(inputs.k.shape[2]) * inputs.scale)
-    return dense.blank((dense.hide(scores) - lse[..., None]).exp())
 
 
 def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:

@@ -229,7 +229,7 @@ class KVCache(Cache):
             self._positions = pytree.tree_map_only(Tensor, lambda x: x.index_select(0, rows), positions)
             if recent is not None:
                 read = TokenFeatures(recent=recent.index_select(0, rows))
-                self._positions = dataclasses.replace(self._positions, read=read)
+                self._positions = dataclasses.replace(self.positions, read=read)
 
     def clear(self) -> None:
         """Remove all tokens and free the memory."""

@@ -136,7 +136,7 @@ class PaTH(PositionEncoding):
             hidden = x if self.down is None else F.linear(x, self.down.to(dtype))
             u = F.linear(hidden, self.up.to(dtype)).unflatten(-1, (self.num_heads, self.head_dim))
             beta = 2 * torch.sigmoid(F.linear(x, self.strength.to(dtype), self.offset.to(dtype)))[..., None]
-            direction = u if self.kernel is None else F.silu(self._convolve(u, rows, past))
+            direction = u if self.kernel is None else F.silu(self._convolve(u, self.kernel, rows, past))
             w = direction * (direction.square().sum(-1, keepdim=True) + EPS).rsqrt()
             features = torch.cat([w, beta] if self.kernel is None else [w, beta, u], dim=-1)
         if rows.document_or_none is not None:
@@ -144,10 +144,9 @@ class PaTH(PositionEncoding):
         return dataclasses.replace(rows, read=TokenFeatures(of_key=features))
 
     def _convolve(
-        self, u: Float[Tensor, "batch seq heads head_dim"], rows: Positions, past: Positions | None
-    ) -> Tensor:
+        self, u: Float[Tensor, "batch seq heads head_dim"], kernel: Tensor, rows: Positions, past: Positions | None
+    ) -> Float[Tensor, "batch seq heads head_dim"]:
         """Return the convolution over each token and the two tokens before it in its document."""
-        assert self.kernel is not None
         num_new = u.shape[1]
         if past is not None and past.seq_len:
             earlier, u_earlier = self._earlier(past, len(u))
@@ -155,7 +154,7 @@ class PaTH(PositionEncoding):
             rows = Positions.cat([dataclasses.replace(each, read=TokenFeatures()) for each in (earlier, rows)])
         slots = None if rows.start is not None else _token_order(rows)
         ordered, document = (u, None) if slots is None else (_take(u, slots), rows.document.gather(1, slots))
-        kernel = self.kernel.to(u.dtype).unflatten(0, (self.num_heads, self.head_dim))
+        kernel = kernel.to(u.dtype).unflatten(0, (self.num_heads, self.head_dim))
         convolved = ordered * kernel[..., PAST]
         for distance in range(1, PAST + 1):
             before = F.pad(ordered, (0, 0, 0, 0, distance, 0))[:, : u.shape[1]]
@@ -237,7 +236,9 @@ class PaTH(PositionEncoding):
             for span in level.spans:
                 rows, columns = span.rows(device), span.columns(device)
                 vectors = group(level.q, rows), group(level.k, columns), group(chunk.v, columns)
-                yield PairSet(*(x.to(narrow) for x in vectors), *chunk.positions_of(span), rows, columns + k.shape[2])
+                q_group, k_group, v_group = (x.to(narrow) for x in vectors)
+                q_at, k_at = chunk.positions_of(span)
+                yield PairSet(q_group, k_group, v_group, q_at, k_at, rows, columns + k.shape[2])
         if k.shape[2]:
             rows, columns = (torch.arange(x.shape[2], device=device)[None] for x in (q, k))
             yield PairSet(path.moved_queries.to(q.dtype), k, v, queries, keys, rows, columns)
@@ -277,14 +278,14 @@ class PaTH(PositionEncoding):
             own.copy_(path.moved_keys)
         return recent[:, count:]
 
-    def truncate_recent(self, cached: Positions, kept: Int[Tensor, " batch"]) -> Tensor:
+    def truncate_recent(self, cached: Positions, kept: Int[Tensor, " batch"]) -> Tensor | None:
         """Return the features of recent tokens if each row keeps this many of them, with zeros for removed tokens.
 
         Raises:
             LocantError: keys have moved over removed tokens, or the convolution needs removed tokens.
         """
-        recent = cached.read.recent
-        assert recent is not None, "the cache has recent tokens"
+        if (recent := cached.read.recent) is None:
+            return None
         num_recent, slots = recent.shape[1], torch.arange(recent.shape[1], device=recent.device)
         stays = slots < kept[:, None]
         if cached.seq_len > num_recent:
