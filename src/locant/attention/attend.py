@@ -233,11 +233,12 @@ def _merge_classes(parts: Sequence[AttentionResult]) -> AttentionResult:
 
 def _attend_by_set(backend: BackendName, encoding: PositionEncoding, inputs: AttentionInputs) -> AttentionResult:
     """Attend to each set of pairs with its own vectors, and merge the results by their log-sum-exps."""
-    mask, q, dtype = inputs.mask, inputs.q, torch.promote_types(inputs.q.dtype, torch.float32)
+    mask, dtype = inputs.mask, torch.promote_types(inputs.q.dtype, torch.float32)
     if not mask.causal:
         got = f"got causal=False with {type(encoding).__name__}, which has scores only for earlier keys"
         raise LocantError(got, "causal=True")
-    plain = dataclasses.replace(inputs, encoding=None, needs_lse=True, return_weights=False)
+    inputs = inputs.without_padding()
+    q, plain = inputs.q, dataclasses.replace(inputs, encoding=None, needs_lse=True, return_weights=False)
     sets = encoding.pair_sets(q, inputs.k, inputs.v, mask.queries, mask.keys) if _has_elements(inputs) else None
     if sets is None:
         return _run_backend(backend, dataclasses.replace(plain, return_weights=inputs.return_weights))

@@ -78,7 +78,7 @@ class PairSets(NamedTuple):
         return x
 
 
-def group(x: Float[Tensor, "batch heads token width"], slots: Int[Tensor, "groups token"]) -> Tensor:
+def group(x: Float[Tensor, "batch heads token width"], slots: Int[Tensor, "groups taken"]) -> Tensor:
     """Return the tokens of each group as a row of the batch."""
     taken = x[:, :, slots.flatten()].unflatten(2, slots.shape)
     return taken.transpose(1, 2).flatten(0, 1)

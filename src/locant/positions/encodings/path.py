@@ -217,6 +217,8 @@ class PaTH(PositionEncoding):
         count, num_keys = features.shape[1], k.shape[2]
         moved, tail = num_keys - count, keys.slice(num_keys - count, num_keys)
         features = features.expand(len(q), -1, -1, -1)
+        if tail.document_or_none is not None:  # a cache may have removed tokens of some rows
+            features = features.masked_fill((tail.document_or_none == PADDING)[..., None, None], 0.0)
         chunk = _Chunk(q, k[:, :, moved:], v[:, :, moved:], features, tail, count - q.shape[2])
         row_of = column_of = None
         if not (queries is keys or _same_tokens(queries, tail)) or not _is_in_order(tail):
