@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,10 +18,12 @@ from torch.nn import functional as F
 
 import locant
 from benchmarks.timing import Row, measure
-from locant import Cope, Deberta, PositionEncoding, Positions, Sandwich, TransformerXL, attend
+from locant import Cope, Deberta, KVCache, PositionEncoding, Positions, Sandwich, TransformerXL, attend
 from locant.attention.choice import BackendName
 from locant.positions.base import reads_hidden_states
+from locant.positions.encodings.path import PaTH
 from locant.positions.encodings.selective_rope import NORM_EPSILON, SelectiveRoPE
+from locant.positions.fields import TokenFeatures
 
 __all__ = ["rows"]
 
@@ -55,6 +59,7 @@ def _encodings() -> dict[str, PositionEncoding | None]:
         "CABLE": locant.encoding("cable", num_heads=HEADS, d_model=D_MODEL),
         "Inkling": locant.Inkling(HEADS, D_MODEL), "Sandwich": Sandwich(HEADS), "CoPE": Cope(HEAD_DIM),
         "Transformer-XL": TransformerXL(HEADS, D_MODEL), "DeBERTa": Deberta(HEADS, HEAD_DIM),
+        "PaTH": PaTH(HEADS, HEAD_DIM, D_MODEL),
     }  # fmt: skip
     for encoding in biases.values():
         for parameter in encoding.parameters():
@@ -72,11 +77,15 @@ def _decoding() -> list[Row]:
             keys = encoding.read(torch.randn(1, TOKENS, D_MODEL), keys)
         ours = _ours(encoding, q, k, v, keys.slice(TOKENS - 1, TOKENS), keys)
         of_name = {f"{name}, locant": ours, **_published(name, encoding, q, k, v)}
+        if isinstance(encoding, PaTH):
+            of_name = {f"{name}, locant, in a cache that moves its keys": _behind_a_cache(encoding, q, k, v, keys)}
         truth = _ours(encoding, q.double(), k.double(), v.double(), keys.slice(TOKENS - 1, TOKENS), keys, "eager")()
         for contender, run in of_name.items():
             error = float((run().double() - truth).abs().max() / truth.abs().max())
             assert error < NEAR, f"{contender} is off by {error}"
         contenders |= of_name
+        if isinstance(encoding, PaTH):
+            contenders[f"{name}, locant, moving the keys once per 64 tokens"] = _moving_keys(encoding)
     question = f"one query over {TOKENS} keys, {HEADS} heads of {HEAD_DIM}, float32, one thread (wanted: 1.3)"
     return measure(question, contenders, rounds=31)
 
@@ -88,6 +97,30 @@ def _ours(
     scale = encoding.scale if isinstance(encoding, Deberta) else None
     options = {"encoding": encoding, "positions": queries, "k_positions": keys, "scale": scale, "backend": backend}
     return lambda: attend(q, k, v, **options)  # type: ignore[call-overload]
+
+
+def _behind_a_cache(encoding: PaTH, q: Tensor, k: Tensor, v: Tensor, keys: Positions) -> Contender:
+    """Return a step that adds a token to a cache, which 64 tokens still have to change, and takes it back."""
+    cache = KVCache(encoding=encoding)
+    for start, stop in pairwise((0, TOKENS - 64, TOKENS - 1)):
+        cache.append(k[:, :, start:stop], v[:, :, start:stop], keys.slice(start, stop))
+    new = k[:, :, -1:], v[:, :, -1:], keys.slice(TOKENS - 1, TOKENS)
+
+    def run() -> Tensor:
+        all_k, all_v, all_keys = cache.append(*new)
+        y = attend(q, all_k, all_v, encoding=encoding, positions=new[2], k_positions=all_keys)
+        cache.truncate(TOKENS - 1)
+        return y
+
+    return run
+
+
+def _moving_keys(encoding: PaTH) -> Contender:
+    """Return what such a cache does once for every 64 tokens."""
+    k, positions = torch.randn(1, HEADS, TOKENS, HEAD_DIM), Positions.arange(TOKENS)
+    recent = encoding.read(torch.randn(1, 96, D_MODEL), Positions.arange(96)).read.of_key
+    cached = replace(positions, read=TokenFeatures(recent=recent))
+    return lambda: encoding.settle_keys(k, cached, Positions.after(TOKENS, 1))
 
 
 def _published(name: str, encoding: PositionEncoding | None, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Contender]:
@@ -143,13 +176,15 @@ def _published(name: str, encoding: PositionEncoding | None, q: Tensor, k: Tenso
 
 def _prefill() -> list[Row]:
     q, k, v = torch.randn(3, 1, HEADS, TOKENS, HEAD_DIM)
-    positions, chosen = Positions.arange(TOKENS), ("Transformer-XL", "CoPE")
+    plain, chosen = Positions.arange(TOKENS), ("Transformer-XL", "CoPE", "PaTH")
     contenders: dict[str, Contender] = {
         "causal SDPA without a bias": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     }
     for name, encoding in _encodings().items():
         if name not in chosen:
             continue
+        reads = encoding is not None and reads_hidden_states(encoding)
+        positions = encoding.read(torch.randn(1, TOKENS, D_MODEL), plain) if encoding is not None and reads else plain
         ours = _ours(encoding, q, k, v, positions, positions)
         last = positions.slice(TOKENS - 8, TOKENS)
         truth = _ours(encoding, q[:, :, -8:].double(), k.double(), v.double(), last, positions, "eager")()
@@ -158,7 +193,7 @@ def _prefill() -> list[Row]:
         contenders[f"{name}, locant"] = ours
     question = (
         f"a prompt of {TOKENS} tokens, {HEADS} heads of {HEAD_DIM}, float32, one thread "
-        "(wanted: 4 for Transformer-XL, 10 for CoPE)"
+        "(wanted: 4 for Transformer-XL, 10 for CoPE, 2 for PaTH)"
     )
     return measure(question, contenders, rounds=3, warmup=1)
 

@@ -63,6 +63,7 @@ QUESTIONS = {
     "GridBias": "what is the bias between two patches?",
     "Inkling": "how does a query mix its own curve?",
     "LearnedGrid": "how is a table resized to an image?",
+    "PaTH": "what do the tokens between do to a score?",
     "PoPE": "what if only the position is an angle?",
     "RePo": "which position does a head assign to a token?",
     "ReRoPE": "where does the distance stop growing?",

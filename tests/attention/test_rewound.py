@@ -32,6 +32,7 @@ from locant import (
 )
 from locant.attention import PagedKVCache, StaticKVCache
 from locant.positions.encodings.cable import Cable
+from locant.positions.encodings.path import PaTH
 from locant.positions.encodings.repo import RePo
 from locant.positions.encodings.selective_rope import SelectiveRoPE
 from tests.attention.driven import BLOCK, MAX_LEN, InBlocks, InSlots
@@ -51,6 +52,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "cable": lambda: shaken(Cable(HEADS, D_MODEL)),
     "repo": lambda: shaken(RePo(HEAD_DIM, KV_HEADS, D_MODEL)),
     "selective_rope": lambda: shaken(SelectiveRoPE(HEAD_DIM, KV_HEADS, D_MODEL, gate=True)),
+    "path": lambda: shaken(PaTH(KV_HEADS, HEAD_DIM, D_MODEL, rank=5)),
 }
 X, Q = torch.randn(99, D_MODEL), torch.randn(99, HEADS, HEAD_DIM)
 K, V = torch.randn(2, 99, KV_HEADS, HEAD_DIM)

@@ -119,6 +119,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     "Deberta.num_buckets": NONE,
     "GridBias.prefix": FLAG,
     "Convolutional.norm": (),
+    "PaTH.rank": NONE,
     "largest": POSITIVE,
     "FoPE.noise": ZERO | POSITIVE,
     **dict.fromkeys(("alpha", "initial"), REAL),

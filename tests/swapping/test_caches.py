@@ -72,7 +72,7 @@ OTHER: dict[str, Callable[[locant.Rotary], Any]] = {
 }
 """With sizes at which absolute positions matter within twelve tokens."""
 NOT_TAKEN = {
-    "cable", "fox", "inkling", "repo", "selective_rope",  # read the hidden states of each layer
+    "cable", "fox", "inkling", "path", "repo", "selective_rope",  # read the hidden states of each layer
     "convolutional",  # reads its neighbours, and refuses tokens behind a cache
     "rope_plus_plus",  # makes twice as many heads
 }  # fmt: skip

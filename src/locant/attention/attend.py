@@ -24,16 +24,18 @@ from locant.attention.inputs import (
     check_sinks,
     check_softcap,
     concatenate,
+    padding_or_none,
     require_encoding,
     require_keys_between,
     require_tensors,
+    zero_padding,
 )
 from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions import PositionEncoding
-from locant.positions.base import resolve_positions
+from locant.positions.base import has_pair_sets, resolve_positions
 from locant.positions.documents import check_window
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.positions.rotary_by_class import PairClass
@@ -173,7 +175,10 @@ def attend(
     )  # fmt: skip
     with _without_autocast(q):
         classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
-        attended = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
+        if encoding is not None and has_pair_sets(encoding):
+            attended = _attend_by_set(backend, encoding, inputs)
+        else:
+            attended = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
         y, lse, weights = attended
         if column is not None and lse is not None:
             y, lse, weights = _add_sinks(y, lse, weights, column)
@@ -224,6 +229,42 @@ def _merge_classes(parts: Sequence[AttentionResult]) -> AttentionResult:
     y = torch.stack([part.y * fraction for part, fraction in weighted]).sum(0)
     weights = [part.weights * fraction for part, fraction in weighted if part.weights is not None]
     return AttentionResult(y.to(parts[0].y.dtype), lse, torch.stack(weights).sum(0) if weights else None)
+
+
+def _attend_by_set(backend: BackendName, encoding: PositionEncoding, inputs: AttentionInputs) -> AttentionResult:
+    """Attend to each set of pairs with its own vectors, and merge the results by their log-sum-exps."""
+    mask, dtype = inputs.mask, torch.promote_types(inputs.q.dtype, torch.float32)
+    if not mask.causal:
+        got = f"got causal=False with {type(encoding).__name__}, which has scores only for earlier keys"
+        raise LocantError(got, "causal=True")
+    inputs = inputs.without_padding()
+    q, plain = inputs.q, dataclasses.replace(inputs, encoding=None, needs_lse=True, return_weights=False)
+    sets = encoding.pair_sets(q, inputs.k, inputs.v, mask.queries, mask.keys) if _has_elements(inputs) else None
+    if sets is None:
+        return _run_backend(backend, dataclasses.replace(plain, return_weights=inputs.return_weights))
+    y = torch.zeros(*q.shape[:2], sets.num_rows, inputs.v.shape[-1], dtype=dtype, device=q.device)
+    lse = y.new_full(y.shape[:3], float("-inf"))
+    for part in sets.sets:
+        part_mask = AttentionMask(part.queries, part.keys, True, mask.window)
+        result = _run_backend(backend, dataclasses.replace(plain, q=part.q, k=part.k, v=part.v, mask=part_mask))
+        part_lse = part.ungroup(result.lse)  # type: ignore[arg-type]  # needs_lse is set
+        part_y, rows = part.ungroup(result.y), part.rows.flatten()
+        (before, fraction), merged = shares([lse.index_select(2, rows), part_lse])
+        y = y.index_copy(2, rows, y.index_select(2, rows) * before + part_y * fraction)
+        lse = lse.index_copy(2, rows, merged)
+    y, lse = (sets.in_order(x) for x in (y, lse))
+    if mask.queries.document_or_none is not None:
+        (y,), padding = zero_padding(mask.queries, y), padding_or_none(mask.queries)
+        lse = lse if padding is None else lse.masked_fill(padding[:, None], float("-inf"))
+    if not inputs.return_weights:
+        return AttentionResult(y.to(q.dtype), lse)
+    sets = encoding.pair_sets(q, inputs.k, inputs.v, mask.queries, mask.keys) or sets  # the first have been read
+    scores, dense = inputs.cap_scores(sets.products(inputs.k.shape[2]) * inputs.scale), mask.dense()
+    return AttentionResult(y.to(q.dtype), lse, dense.blank((dense.hide(scores) - lse[..., None]).exp()))
+
+
+def _has_elements(inputs: AttentionInputs) -> bool:
+    return all(x.numel() for x in (inputs.q, inputs.k, inputs.v))
 
 
 def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:

@@ -39,6 +39,7 @@ from locant.attention.memory import (
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
+from locant.positions.base import changes_cached_keys
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
@@ -58,6 +59,8 @@ class KVCache(Cache):
 
     Args:
         max_len: the largest number of tokens. Default: no limit.
+        encoding: an encoding whose later tokens change cached keys (`PaTH`). The cache changes them in place. Other
+            encodings do not need it.
 
     >>> cache = KVCache()
     >>> k = v = torch.randn(1, 2, 5, 16)
@@ -68,8 +71,9 @@ class KVCache(Cache):
 
     _REMEDY = "use one KVCache() per layer and batch, or call cache.clear()"
 
-    def __init__(self, max_len: int | None = None) -> None:
+    def __init__(self, max_len: int | None = None, *, encoding: PositionEncoding | None = None) -> None:
         self.max_len = None if max_len is None else whole("max_len", max_len, 1, remedy="max_len=None for no limit")
+        self._encoding = encoding if encoding is not None and changes_cached_keys(encoding) else None
         self._length = 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
@@ -127,6 +131,8 @@ class KVCache(Cache):
 
     def _reserve(self, k: Tensor, v: Tensor, positions: Positions) -> NewSlots:
         self._require_tokens(k, v, positions)
+        if self._encoding is not None and positions.read.of_key is None:
+            raise LocantError("got positions without features of hidden states", "encoding.read(x, positions)")
         start, length = self._length, self._length + k.shape[2]
         all_positions = self._append_positions(positions)
         keys, values = self._grow(self._keys, k, length), self._grow(self._values, v, length)
@@ -135,6 +141,12 @@ class KVCache(Cache):
     def _commit(self, slots: NewSlots, positions: Positions) -> tuple[Tensor, Tensor, Positions]:
         slots.zero_padding(positions)
         (keys, values), all_positions = slots.stores, slots.all_positions
+        if self._encoding is not None and (recent := positions.read.of_key) is not None:
+            recent = recent.detach().expand(len(keys), -1, -1, -1)
+            if self._length:
+                settled = self._encoding.settle_keys(keys[:, :, : self._length], self.positions, positions)
+                recent = recent if settled is None else torch.cat([settled, recent], dim=1)
+            all_positions = dataclasses.replace(all_positions, read=TokenFeatures(recent=recent))
         self._keys, self._values, self._positions = keys, values, all_positions
         self._length += positions.seq_len
         return keys[:, :, : self._length], values[:, :, : self._length], all_positions
@@ -165,19 +177,33 @@ class KVCache(Cache):
         """
         if not self._keys_and_values or isinstance(length, int):
             longest = whole("length", length, 0, self._length, remedy="pass a number of slots from 0 to len(cache)")
-            self._length, self._positions = longest, self.positions.slice(0, longest) if longest else None
+            self._shorten(longest, None)
             return
         keys = self._keys_and_values[0]
         lengths = check_lengths(length, self._length, len(keys), keys.device)
         shortest, longest = (int(end) for end in lengths.aminmax())
-        self.truncate(longest)
+        self._shorten(longest, lengths)
         if shortest < longest:
             removed = torch.arange(longest, device=lengths.device) >= lengths[:, None]
-            cached = self.positions.expand(len(lengths))
+            recent, cached = self.positions.read.recent, self.positions.expand(len(lengths))
             document = cached.document.masked_fill(removed, PADDING)
-            self._positions = dataclasses.replace(cached, document_or_none=document, start=None)
+            self._positions = dataclasses.replace(
+                cached, document_or_none=document, start=None, read=cached.read._replace(recent=recent)
+            )
             for store in self._keys_and_values:
                 zero_slots(store[:, :, :longest], removed)
+
+    def _shorten(self, longest: int, lengths: Int[Tensor, " batch"] | None) -> None:
+        """Remove the slots after the `longest` row. `lengths` are the lengths of all rows, if they differ."""
+        positions, recent = self.positions, self.positions.read.recent
+        if recent is not None and self._encoding is not None and longest:
+            first = self._length - recent.shape[1]
+            ends = torch.full((len(recent),), longest, device=recent.device) if lengths is None else lengths
+            recent = self._encoding.truncate_recent(positions, ends - first)
+        shortened = positions.slice(0, longest) if longest else None
+        if shortened is not None and recent is not None:
+            shortened = dataclasses.replace(shortened, read=shortened.read._replace(recent=recent))
+        self._length, self._positions = longest, shortened
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these rows, in this order, for beam search. Rows may be repeated. The result is in new memory.
@@ -198,8 +224,12 @@ class KVCache(Cache):
             as_bytes(new_store)[:, :, filled] = as_bytes(store)[:, :, filled].index_select(0, rows)
             stores.append(new_store)
         self._keys, self._values = stores
-        if self.positions.batch > 1:
-            self._positions = pytree.tree_map_only(Tensor, lambda x: x.index_select(0, rows), self.positions)
+        positions, recent = self.positions, self.positions.read.recent
+        if positions.batch > 1:
+            self._positions = pytree.tree_map_only(Tensor, lambda x: x.index_select(0, rows), positions)
+            if recent is not None:
+                read = TokenFeatures(recent=recent.index_select(0, rows))
+                self._positions = dataclasses.replace(self.positions, read=read)
 
     def clear(self) -> None:
         """Remove all tokens and free the memory."""

@@ -212,8 +212,7 @@ def _new_feature_memory(
 ) -> Tensor | None:
     """Return memory for the features that an encoding reads for each key, or ``None`` if it does not read any."""
     with torch.no_grad():
-        encoding_device = next(encoding.parameters(), torch.empty(0)).device
-        one_token = torch.zeros(1, 1, getattr(encoding, "d_model", 1), device=encoding_device)
+        one_token = next(encoding.parameters(), torch.empty(0)).new_zeros(1, 1, getattr(encoding, "d_model", 1))
         features = encoding.read(one_token, Positions.arange(1, device=one_token.device)).read.of_key
     return None if features is None else new_memory((*tokens, *features.shape[2:]), features.dtype, device)
 

@@ -41,6 +41,7 @@ DRAWINGS: tuple[tuple[str, str, Drawing, float], ...] = (
     ("rotate", "cos_sin", rotate.draw_rotary, 8.8),
     ("rotate", "fading", rotate.draw_xpos, 6.6),
     ("rotate", "classes", rotate.draw_by_class, 4.6),
+    ("rotate", "strength", rotate.draw_between, 4.6),
     ("rotate", "", rotate.draw_rotated, 4.6),
     ("bias", "height", bias.draw_offsets, 6.4),
     ("bias", "", bias.draw_bias, 5.6),

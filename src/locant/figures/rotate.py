@@ -96,7 +96,19 @@ def draw_by_class(part: Figure | SubFigure, encoding: Any, length: int, theme: T
     ones = torch.ones(1, 1, length, encoding.head_dim)
     with torch.no_grad():
         product = products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0].numpy()
-    product = product / encoding.head_dim
+    _draw_products(part, encoding, product / encoding.head_dim, theme)
+
+
+def draw_between(part: Figure | SubFigure, encoding: Any, length: int, theme: Theme) -> None:
+    """Draw the product of a query of ones and a key of ones, with the matrices of random tokens between them."""
+    ones = torch.ones(1, encoding.num_heads, length, encoding.head_dim)
+    with torch.no_grad():
+        tokens = _positions_with_features(encoding, length)
+        product = encoding.pair_sets(ones, ones, ones, tokens, tokens).products(length)[0, 0].numpy()
+    _draw_products(part, encoding, np.tril(product) / encoding.head_dim, theme)
+
+
+def _draw_products(part: Figure | SubFigure, encoding: Any, product: np.ndarray, theme: Theme) -> None:
     left, right = part.subplots(1, 2)
     labels = "Product of a query and a key of ones", "key", "query", "q · k / head_dim"
     theme.heat_map(left, product, SIGNED, -1.0, 1.0, *labels)

@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.errors import LocantError
 from locant.figures import SIZES
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import reads_hidden_states
+from locant.positions.base import has_pair_sets, reads_hidden_states
 from locant.positions.rotary_by_class import products
 
 FREE_HEADS = 4
@@ -144,6 +145,9 @@ def _apply_methods(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
 ) -> tuple[Float[Tensor, "draws query width"], Float[Tensor, "draws key width"], Float[Tensor, "#draws #query #key"]]:
     """Return queries and keys after `embed` and `rotate`, and the bias of a head, in the order of a model's calls."""
+    if has_pair_sets(encoding):
+        got = f"got {type(encoding).__name__}, whose scores depend on every token between a query and a key"
+        raise LocantError(got, f"locant.plot({encoding.info.name!r}) for random tokens")
     if reads_hidden_states(encoding):  # all tokens have the same content, including tokens that are not shown
         length = 1 + int(max(positions.index.max(), k_positions.index.max()))
         tokens = encoding.read(q[:1, :1].expand(-1, length, -1), Positions.arange(length))

@@ -128,7 +128,7 @@ def _from_decoder(model: Decoder, rows: Tensor, num_tokens: int, draw: _Draw) ->
     def continuation(with_cache: bool) -> Tensor:
         draw.begin()
         whole_text, new = rows, rows
-        caches = [KVCache(max_len=total) for _ in model.blocks] if with_cache else None
+        caches = [KVCache(max_len=total, encoding=model.encoding) for _ in model.blocks] if with_cache else None
         for _ in range(num_tokens):
             scores = model(whole_text if caches is None else new, caches=caches)
             new = draw(scores[:, -1])

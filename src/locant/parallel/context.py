@@ -37,7 +37,7 @@ from locant.attention.merge import merge
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import effective_score_bias, has_bias
+from locant.positions.base import effective_score_bias, has_bias, has_pair_sets
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.positions import require_positions
@@ -253,6 +253,9 @@ def _require_all_tokens(all_positions: Positions, positions: Positions, mesh: De
 def _require_method(method: Method, encoding: PositionEncoding | None, reads: bool, dropout_p: Real) -> None:
     """Raise if the method does not support these arguments. `reads` is whether the bias depends on hidden states."""
     name = type(encoding).__name__
+    if encoding is not None and has_pair_sets(encoding):
+        got = f"got {name}, whose scores depend on the tokens between a query and a key, which other ranks hold"
+        raise LocantError(got, "locant.attend on one rank, with ranks that hold other rows or other heads")
     if method == "ring" and encoding is not None and encoding.needs_all_keys:
         got = f"got {name} with method='ring', which processes one shard of the keys at a time, but {name} needs all"
         raise LocantError(got, "method='gather', or method='ulysses'")

@@ -18,6 +18,7 @@ from .encodings.inkling import Inkling as Inkling
 from .encodings.kerple import Kerple as Kerple
 from .encodings.learned import Learned as Learned
 from .encodings.learned import LearnedGrid as LearnedGrid
+from .encodings.path import PaTH as PaTH
 from .encodings.pope import PoPE as PoPE
 from .encodings.rope_plus_plus import RoPEPlusPlus as RoPEPlusPlus
 from .encodings.rotary import Rotary as Rotary

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, short_repr, whole
@@ -28,6 +28,7 @@ from locant.spelling import dtype_name
 from locant.tensors import require_arithmetic
 
 if TYPE_CHECKING:
+    from locant.positions.pair_sets import PairSets
     from locant.positions.rotary_by_class import PairClass
 
 EXAMPLE_CALLS = {
@@ -222,6 +223,31 @@ class PositionEncoding(nn.Module):
 
     def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
         """Return the classes of pairs that share a rotation, or ``None`` if `rotate` applies the only rotation."""
+        return None
+
+    def pair_sets(
+        self, q: Queries, k: Keys, v: Float[Tensor, "batch kv_heads key value_dim"], queries: Positions, keys: Positions
+    ) -> PairSets | None:
+        """Return sets of pairs with vectors of their own, or ``None`` if the vectors of `rotate` serve all pairs.
+
+        `attend` calls it with the arguments that it received. An encoding overrides it if the score of a pair is a
+        product of vectors that depend on both tokens, as in `PaTH`.
+        """
+        return None
+
+    def settle_keys(self, keys: Keys, cached: Positions, new: Positions) -> Tensor | None:
+        """Change cached keys in place, if later tokens change them. Return the features of the last keys, or ``None``.
+
+        ``KVCache(encoding=encoding)`` calls it before it adds new tokens. ``cached.read.recent`` has the features of
+        the last keys, and the result has the features of those that still have to change earlier keys.
+        """
+        return None
+
+    def truncate_recent(self, cached: Positions, kept: Int[Tensor, " batch"]) -> Tensor | None:
+        """Return the features of the last keys of a cache if each row keeps this many of them.
+
+        Raise `LocantError` if older keys can no longer be computed.
+        """
         return None
 
     @classmethod
@@ -430,6 +456,16 @@ def has_bias(encoding: PositionEncoding | None) -> bool:
 def reads_hidden_states(encoding: PositionEncoding) -> bool:
     """Return whether a model has to call `PositionEncoding.read`."""
     return type(encoding).read is not PositionEncoding.read
+
+
+def changes_cached_keys(encoding: PositionEncoding) -> bool:
+    """Return whether later tokens change cached keys."""
+    return type(encoding).settle_keys is not PositionEncoding.settle_keys
+
+
+def has_pair_sets(encoding: PositionEncoding) -> bool:
+    """Return whether attention needs `PositionEncoding.pair_sets`."""
+    return type(encoding).pair_sets is not PositionEncoding.pair_sets
 
 
 def effective_score_bias(

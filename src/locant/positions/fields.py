@@ -26,6 +26,9 @@ class TokenFeatures(NamedTuple):
 
     of_query: Float[Tensor, "batch query heads *features"] | None = None
     of_key: Float[Tensor, "batch key heads *features"] | None = None
+    recent: Float[Tensor, "batch recent heads *features"] | None = None
+    """The features of only the last keys, in a cache whose older keys have moved (`PositionEncoding.settle_keys`). A
+    slice or another selection of tokens does not have them."""
 
 
 NO_FEATURES = TokenFeatures()
@@ -45,7 +48,7 @@ def flatten(positions: Positions) -> tuple[list[Any], HostFields]:
     """Split positions into tensors and host fields."""
     p = positions
     host_fields = HostFields(p.min_index, p.max_index, p.start, p.denominator, p.grids)
-    return [p.index, p.document_or_none, p.order_or_none, *p.read, p.place_or_none], host_fields
+    return [p.index, p.document_or_none, p.order_or_none, p.read.of_query, p.read.of_key, p.place_or_none], host_fields
 
 
 def unflatten(leaves: Iterable[Any], host_fields: HostFields) -> dict[str, Any]:

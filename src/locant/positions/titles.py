@@ -53,7 +53,7 @@ FILLER = frozenset((
 ONLY_FILLER = re.compile(f"(?:{'|'.join(map(re.escape, sorted(FILLER)))})+")
 """Names that consist of filler, such as ``position_embedding``. Such a name counts only if it is the whole title."""
 
-ORDINARY = frozenset(("linear", "dynamic", "contextual", "polar", "llama3"))
+ORDINARY = frozenset(("linear", "dynamic", "contextual", "path", "polar", "llama3"))
 """Names that are also ordinary words, which occur in titles of other encodings and of models."""
 
 _ENDS = ("", "scaling", "scaled", "scale")
