@@ -123,13 +123,11 @@ def require_per_layer_table(config: Config | object) -> PerLayerTable:
 def per_layer_sizes(config: Config | object) -> tuple[TableSize, ...]:
     """Return the sizes of the table and the projection, if the configuration states the sizes that they need."""
     values = config_dict(config)
-    sizes, layers = _sizes(values), integer_at(values, *NUM_LAYERS)
-    if sizes is None or layers is None:
+    if (sizes := _sizes(values)) is None or (layers := integer_at(values, *NUM_LAYERS)) is None:
         return ()
     (num_rows, width), d_model = sizes, integer_at(values, *WIDTHS)
-    table = () if num_rows is None else (TableSize(name="per-layer tokens", shape=(num_rows, layers * width)),)
-    projection = TableSize(name="per-layer projection", shape=(layers * width, d_model)) if d_model else None
-    return table if projection is None else (*table, projection)
+    shapes = {"per-layer tokens": (num_rows, layers * width), "per-layer projection": (layers * width, d_model)}
+    return tuple(TableSize(name=name, shape=shape) for name, shape in shapes.items() if None not in shape)
 
 
 def _sizes(values: Config) -> tuple[int | None, int] | None:
