@@ -13,7 +13,7 @@ from . import scaling as scaling
 from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, PagedKVCache, StaticKVCache, attend
-from .embedding import InputEmbedding, NGramEmbedding, SegmentEmbedding, TokenEmbedding
+from .embedding import InputEmbedding, NGramEmbedding, PerLayerEmbedding, SegmentEmbedding, TokenEmbedding
 from .engines.gguf import encoding_from_gguf
 from .engines.kv_reuse import move_cache
 from .errors import InputError, LocantError, RangeError, ShapeError
@@ -78,6 +78,7 @@ __all__ = [
     "LocantError",
     "NGramEmbedding",
     "PagedKVCache",
+    "PerLayerEmbedding",
     "PositionEncoding",
     "Positions",
     "RangeError",

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from locant import InputEmbedding, KVCache, Learned, NGramEmbedding, SegmentEmbedding, TokenEmbedding, embedding
-from locant.embedding import NGramGate, NGramHash, QuantisedEmbedding
+from locant.embedding import NGramGate, NGramHash, PerLayerEmbedding, PerLayerGate, QuantisedEmbedding
 from locant.errors import RangeError
 from tests.odd import FLAG, POSITIVE, REAL, parameters, require_refused
 from tests.refusal import refuses
@@ -24,7 +24,7 @@ from tests.refusal import refuses
 HASHING = NGramHash.of(orders=(2,), heads=1, size=7, vocab_size=11)
 SAMPLE = {
     "vocab_size": 11, "d_model": 8, "num_segments": 2, "table": TokenEmbedding(11, 8),
-    "hashing": HASHING, "width": 4, "rows_width": 4,
+    "hashing": HASHING, "width": 4, "rows_width": 4, "num_layers": 2,
 }  # fmt: skip
 CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and issubclass(one, nn.Module)]
 
@@ -34,12 +34,14 @@ ACCEPTED: dict[str, Collection[str]] = {
     "dropout": {"0", "tiny"}, "max_len": {"None"}, "encoding": {"None"}, "norm": {"None"}, "backend": {"None"},
     "InputEmbedding.num_segments": {"0"}, "ngrams": {"None"}, "num_rows": {"None"}, "token_map": {"None"},
     "kernel_size": {"0"}, "eps": {"0"} | POSITIVE, "bias": FLAG,
+    "PerLayerEmbedding.vocab_size": {"None"}, "per_layer": {"None"}, "outside_row": {"None", "0", "-1"},
+    "rounded_factors": FLAG, "placeholder_ids": {"()"},
 }  # fmt: skip
 typed = pytest.mark.unchecked  # the shape checks refuse the numbers of other libraries
 
 OTHERS = {
     "encoding", "norm", "backend", "scale", "scale_sum", "init", "combine", "table", "code", "hashing", "token_map",
-    "ngrams",
+    "ngrams", "per_layer", "activation", "placeholder_ids",
 }  # fmt: skip
 """Parameters that are no numbers, or may be a name."""
 
@@ -58,8 +60,8 @@ def test_an_odd_argument_is_refused_by_name(build: type, required: dict[str, Any
 
 
 def test_no_class_is_forgotten() -> None:
-    modules = {TokenEmbedding, SegmentEmbedding, InputEmbedding, QuantisedEmbedding, NGramEmbedding, NGramGate}
-    assert modules == set(CLASSES)
+    tables = {TokenEmbedding, SegmentEmbedding, QuantisedEmbedding, NGramEmbedding, PerLayerEmbedding}
+    assert tables | {InputEmbedding, NGramGate, PerLayerGate} == set(CLASSES)
 
 
 def test_a_class_is_no_norm_and_no_encoding() -> None:

@@ -20,6 +20,7 @@ from locant.cli import main
 NAMES = {
     "Tokenizer", "TokenStore", "prepare", "Windows",
     "TokenEmbedding", "SegmentEmbedding", "InputEmbedding", "NGramEmbedding",
+    "PerLayerEmbedding",
     "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "LearnedGrid", "Convolutional", "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Fox", "Inkling", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",

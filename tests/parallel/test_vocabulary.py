@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ from locant import (
     InputEmbedding,
     LocantError,
     NGramEmbedding,
+    PerLayerEmbedding,
     Positions,
     RangeError,
     ShapeError,
     Sinusoidal,
     TokenEmbedding,
 )
-from locant.embedding import NGramHash
+from locant.embedding import NGramHash, SparseTable, TableFile
 from locant.lab.decoder import Decoder
 from locant.parallel import VocabularyParallel, clip_grad_norm_, parameter_groups
 from locant.parallel.vocabulary import SplitTable
@@ -169,3 +171,36 @@ def test_an_ngram_table_is_split_like_a_token_table(mesh: DeviceMesh) -> None:
     expected.backward(cotangent)
     found.backward(cotangent)
     assert torch.equal(model[0].weight.grad.full_tensor(), whole.weight.grad)  # type: ignore[union-attr]
+
+
+def test_a_per_layer_table_is_split_like_a_token_table(mesh: DeviceMesh) -> None:
+    whole = PerLayerEmbedding(11, 2, 3, 8, padding_idx=4)
+    model = parallelize_module(nn.Sequential(copy.deepcopy(whole)), mesh, {"0": VocabularyParallel()})
+    ids, x = torch.randint(11, (2, 5)), torch.randn(2, 5, 8)
+    expected, found = whole(ids, x), model[0](ids, x)  # type: ignore[operator]
+    assert torch.equal(found, expected)
+    cotangent = torch.randn_like(expected)
+    expected.backward(cotangent)
+    found.backward(cotangent)
+    assert torch.equal(model[0].weight.grad.full_tensor(), whole.weight.grad)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["n-grams", "per layer"])
+def test_sparse_rows_and_files_are_not_split(kind: str, mesh: DeviceMesh, tmp_path: Path) -> None:
+    """A split table would lose the sparse gradients and the file, and each rank would train a copy of the rows."""
+    hashing = NGramHash.of(orders=(2,), heads=1, size=5, vocab_size=11)
+    build = {"n-grams": lambda: NGramEmbedding(hashing, 3), "per layer": lambda: PerLayerEmbedding(5, 1, 3, 8)}[kind]
+    call = {"n-grams": lambda each: each(torch.tensor([[1, 2]])), "per layer": lambda each: each.rows([1, 2])}[kind]
+    rows = build().weight.shape[0]  # type: ignore[union-attr]
+    sparse, mapped, split = build(), build(), build()
+    sparse.table = SparseTable()
+    mapped.use_file(file := TableFile.create(tmp_path / "table.safetensors", num_rows=rows, width=3))
+    for each in (sparse, mapped):
+        with refuses(LocantError, type(each).__name__, "SparseTable", "dense gradients"):
+            parallelize_module(nn.Sequential(each), mesh, {"0": VocabularyParallel()})
+    parallelize_module(nn.Sequential(split), mesh, {"0": VocabularyParallel()})
+    with refuses(LocantError, "one process at a time can train a file"):
+        split.use_file(file)
+    split.table = SparseTable()
+    with refuses(LocantError, "split over ranks", "dense"):
+        call(split)

@@ -35,6 +35,7 @@ from locant.models.encodings import encoding_from_config, layer_types, read_meas
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.mixed_layers import ROTATION_KINDS
 from locant.models.ngram_tables import ngram_tables
+from locant.models.per_layer_tables import per_layer_sizes
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 from locant.models.rotary_config import named_layout
@@ -133,7 +134,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
         layers=tuple(_layers(full, architecture, name, *each, longest) for name, each in built.items()),
         strip=layer_strip(full),
         swapped=swapped,
-        tables=(*_tables(full, named), *(table.size for table in ngram_tables(config))),
+        tables=(*_tables(full, named), *per_layer_sizes(config), *(table.size for table in ngram_tables(config))),
         tied=flag("tie_word_embeddings", full["tie_word_embeddings"]) if "tie_word_embeddings" in full else None,
         vllm=SWAPPED if any(swapped) else _serving(full, architecture, rotaries),
         defaults={key: value for key, value in full.items() if key not in stated},

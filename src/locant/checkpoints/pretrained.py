@@ -20,6 +20,7 @@ from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, read_head
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
 from locant.checkpoints.gguf_model import GgufTables
 from locant.embedding.ngram import NGramEmbedding
+from locant.embedding.per_layer import PerLayerEmbedding
 from locant.errors import InputError
 from locant.extras import require
 from locant.gguf_file import find_gguf
@@ -28,6 +29,7 @@ from locant.models.config_values import Config, flag, integer, number, part_of, 
 from locant.models.encodings import encoding_from_config
 from locant.models.lab_decoder import is_lab_decoder
 from locant.models.ngram_tables import ngram_tables
+from locant.models.per_layer_tables import PerLayerTable, per_layer_table, require_per_layer_table
 from locant.models.registry import read_config, read_known_config
 from locant.models.weights import InputTables, RowScale
 from locant.positions.base import PositionEncoding
@@ -118,6 +120,10 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = 
                 options["ngrams"] = NGramEmbedding.from_config(source.facts)
             shape = (table.num_rows, table.width)
             tensors["ngrams.weight"] = source.read(table.module, shape, "the sizes of its n-gram table")
+    if (per_layer := per_layer_table(source.facts)) is not None:
+        with torch.device("meta"):
+            options["per_layer"] = PerLayerEmbedding(**per_layer.embedding_options)
+        tensors |= {f"per_layer.{name}": each for name, each in _per_layer_tensors(source, per_layer).items()}
     if inputs.positions is not None:
         with torch.device("meta"):
             encoding = encoding_from_config(config)
@@ -138,6 +144,41 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | str | None = 
     if inputs.dropout_key is not None:
         options["dropout"] = number(inputs.dropout_key, config.get(inputs.dropout_key, 0.0), low=0, below=1)
     return PretrainedInput(options=options, tensors=tensors)
+
+
+def read_pretrained_per_layer(folder: Path | str, dtype: torch.dtype | str | None = None) -> PretrainedInput:
+    """Read the per-layer embedding of a model, in the form that `PerLayerEmbedding` takes."""
+    source = _Source(folder, dtype)
+    table = require_per_layer_table(source.facts)
+    return PretrainedInput(options=table.embedding_options, tensors=_per_layer_tensors(source, table))
+
+
+def _per_layer_tensors(source: _Source, table: PerLayerTable) -> dict[str, Tensor]:
+    parts, why = table.num_layers * table.width, "the sizes of its per-layer embedding"
+    shapes = {
+        "projection.weight": ("per_layer_model_projection", (parts, table.d_model)),
+        "norm": ("per_layer_projection_norm", (table.width,)),
+    }
+    if table.num_rows is not None:
+        shapes["weight"] = ("embed_tokens_per_layer", (table.num_rows, parts))
+    return {name: source.read(module, shape, why) for name, (module, shape) in shapes.items()}
+
+
+def read_pretrained_per_layer_gate(
+    folder: Path | str, layer: int, dtype: torch.dtype | str | None = None
+) -> PretrainedInput:
+    """Read the gate of a layer, in the form that `PerLayerGate` takes."""
+    source = _Source(folder, dtype)
+    table = require_per_layer_table(source.facts)
+    layer = whole("layer", layer, 0, table.num_layers - 1, remedy=f"layer=0, of {table.num_layers} layers")
+    shapes = {
+        "gate.weight": ("per_layer_input_gate", (table.width, table.d_model)),
+        "projection.weight": ("per_layer_projection", (table.d_model, table.width)),
+        "norm": ("post_per_layer_input_norm", (table.d_model,)),
+    }
+    place, why = f"layers.{layer}.{table.block}", "the sizes of its per-layer embedding"
+    tensors = {name: source.read(place + module, shape, why) for name, (module, shape) in shapes.items()}
+    return PretrainedInput(options=table.gate_options, tensors=tensors)
 
 
 def _state(source: _Source, encoding: PositionEncoding) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from locant.embedding.ngram import NGramEmbedding as NGramEmbedding
 from locant.embedding.ngram import compressed_ids as compressed_ids
 from locant.embedding.ngram_gate import NGramGate as NGramGate
 from locant.embedding.ngram_hash import NGramHash as NGramHash
+from locant.embedding.per_layer import PerLayerEmbedding as PerLayerEmbedding
+from locant.embedding.per_layer import PerLayerGate as PerLayerGate
 from locant.embedding.quantised import QuantisationError as QuantisationError
 from locant.embedding.quantised import QuantisedEmbedding as QuantisedEmbedding
 from locant.embedding.sparse_rows import RowAdagrad as RowAdagrad

@@ -14,6 +14,7 @@ from locant.arguments import MAX_WIDTH, Real, one_of, real, shape_error, short_r
 from locant.embedding.deferred_errors import DeferredErrorModule
 from locant.embedding.look_back import TokenHistory
 from locant.embedding.ngram import NGramEmbedding
+from locant.embedding.per_layer import PerLayerEmbedding
 from locant.embedding.table import Ids, ids_on_device
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
 from locant.errors import LocantError, RangeError, ShapeError
@@ -42,6 +43,8 @@ class InputEmbedding(DeferredErrorModule):
             first ``d_model - encoding.d_model`` dimensions, and positions have the others.
         num_segments: number of rows of the segment table, whose rows are added. 0 means no table.
         ngrams: an n-gram table whose rows are added to the token rows, as in BLT.
+        per_layer: the second table of Gemma 3n and Gemma 4. It does not change the output: after
+            ``x = embedding(ids)``, the parts of the layers are ``embedding.per_layer(ids, x)``.
         scale, init, init_std, padding_idx: options of the token rows, as in `TokenEmbedding`.
         scale_sum: factor of the sum of tokens, segments and positions, with the same values as `scale`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module, which is applied to the sum.
@@ -71,6 +74,7 @@ class InputEmbedding(DeferredErrorModule):
         combine: Literal["add", "concat"] = "add",
         num_segments: int = 0,
         ngrams: NGramEmbedding | None = None,
+        per_layer: PerLayerEmbedding | None = None,
         scale: Scale | None = None,
         scale_sum: Scale | None = None,
         init: Init = "normal",
@@ -107,6 +111,13 @@ class InputEmbedding(DeferredErrorModule):
             got = f"got n-grams of width {ngrams.output_width} for an embedding of d_model={self.token.d_model}"
             raise ShapeError(got, f"NGramEmbedding(hashing, {self.token.d_model}, combine='sum')")
         self.ngrams = ngrams
+        if per_layer is not None and not isinstance(per_layer, PerLayerEmbedding):
+            got = f"got {short_repr(per_layer)} for per_layer, expected a PerLayerEmbedding or None"
+            raise RangeError(got, "PerLayerEmbedding.from_config(config)")
+        if per_layer is not None and per_layer.d_model != d_model:
+            got = f"got a per-layer embedding of d_model={per_layer.d_model} for an embedding of d_model={d_model}"
+            raise ShapeError(got, "use one width for both")
+        self.per_layer = per_layer
         added = getattr(encoding, "d_model", None) if combine == "add" and "embed" in encoding.methods() else None
         if isinstance(added, int) and added != self.token.d_model:
             got = f"got an encoding of d_model={added} for an embedding of d_model={self.token.d_model}"
@@ -122,8 +133,10 @@ class InputEmbedding(DeferredErrorModule):
         """Load the input embedding of a published model (GPT-2, BERT, Llama, T5 and others) with its tables.
 
         It has all steps before the first layer. For position encodings that act in the layers, use
-        `encoding_from_config`. It is in evaluation mode, as `transformers` loads a model, so dropout is off until
-        `train` is called. Arguments, errors and memory are the same as for `TokenEmbedding.from_pretrained`.
+        `encoding_from_config`. Gemma 3n and Gemma 4 also have a `per_layer` embedding. The output for Gemma 3n is the
+        first of its four streams (AltUp), from which the model projects the others. The module is in evaluation mode,
+        as `transformers` loads a model, so dropout is off until `train` is called. Arguments, errors and memory are the
+        same as for `TokenEmbedding.from_pretrained`.
 
         >>> InputEmbedding.from_pretrained("MiniLM-L6")(torch.tensor([[101, 2332, 102]]))  # doctest: +SKIP
         """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, Real, one_of, real, shape_error, short_repr, whole
 from locant.embedding.look_back import TokenHistory, look_back, resolve_documents
 from locant.embedding.ngram_hash import NGramHash
-from locant.embedding.sparse_rows import SparseTable
+from locant.embedding.sparse_rows import SparseTable, require_file_fits
 from locant.embedding.table import Ids, Table, ids_on_device, require_ids
 from locant.embedding.table_file import TableFile
 from locant.errors import InputError, RangeError, ShapeError
@@ -160,9 +160,7 @@ class NGramEmbedding(nn.Module):
         Build the module on the meta device if its table does not fit into memory. Train it with
         ``RowAdagrad([embedding.weight], file=file)``, and leave the weight out of other checkpoints.
         """
-        if file.weight.shape[0] < self.hashing.num_rows or file.weight.shape[1] != self.width:
-            got = f"got {file} for {self.hashing.num_rows} rows of width {self.width}"
-            raise ShapeError(got, f"TableFile.create(path, num_rows={self.hashing.num_rows}, width={self.width})")
+        require_file_fits(file, self.hashing.num_rows, self.width, self.weight)
         self.weight = nn.Parameter(file.weight, requires_grad=self.weight.requires_grad)
         self.table = SparseTable()
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from locant.arguments import Real, real
 from locant.embedding.table import Table
 from locant.embedding.table_file import TableFile
-from locant.errors import LocantError
+from locant.errors import LocantError, ShapeError
 
 T = TypeVar("T")
 
@@ -28,6 +28,9 @@ class SparseTable(Table):
     def read(
         self, ids: Int[Tensor, "*batch"], weight: Float[Tensor, "num_rows width"], padding_idx: int | None = None
     ) -> Float[Tensor, "*batch width"]:
+        if hasattr(weight, "placements"):
+            got = "got a SparseTable for a table that is split over ranks, whose gradient is dense on each rank"
+            raise LocantError(got, "keep the table that VocabularyParallel sets, or do not split this table")
         unique, places = torch.unique(ids.to(weight.device), return_inverse=True)
         rows = F.embedding(unique, weight, padding_idx, sparse=True).to(ids.device)
         wide = rows if rows.dtype == torch.float64 else rows.float()
@@ -42,6 +45,16 @@ class SparseTable(Table):
             return self.read(ids, weight)
         rows = self.read(ids[is_present], weight)
         return rows.new_zeros(*ids.shape, rows.shape[-1]).index_put((is_present,), rows)
+
+
+def require_file_fits(file: TableFile, num_rows: int, width: int, weight: Tensor) -> None:
+    """Raise an error unless the file has these rows, and the table that it replaces is not split over ranks."""
+    if file.weight.shape[0] < num_rows or file.weight.shape[1] != width:
+        got = f"got {file} for {num_rows} rows of width {width}"
+        raise ShapeError(got, f"TableFile.create(path, num_rows={num_rows}, width={width})")
+    if hasattr(weight, "placements"):
+        got = f"got {file} for a table that is split over ranks, but one process at a time can train a file"
+        raise LocantError(got, "use the file without VocabularyParallel, or split a table in memory")
 
 
 class RowAdagrad(torch.optim.Optimizer):

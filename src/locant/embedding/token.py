@@ -270,10 +270,12 @@ def factor_of(scale: Scale | None, d_model: int, dtype: torch.dtype) -> float:
     """Return the factor that a scale means in a model of this width and dtype."""
     if not isinstance(scale, str):
         return 1.0 if scale is None else float(scale)
-    factor = d_model**0.5
-    if scale == "sqrt_d_model":
-        return factor
-    mantissa, exponent = math.frexp(factor)  # rounded without a tensor, whose value compilers cannot read
+    return d_model**0.5 if scale == "sqrt_d_model" else round_factor(d_model**0.5, dtype)
+
+
+def round_factor(factor: float, dtype: torch.dtype) -> float:
+    """Return a factor rounded to a dtype, without a tensor, whose value compilers cannot read."""
+    mantissa, exponent = math.frexp(factor)
     steps = 2 / torch.finfo(dtype).eps
     return math.ldexp(round(mantissa * steps) / steps, exponent)
 

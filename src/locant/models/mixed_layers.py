@@ -464,8 +464,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma3n_text": rotary_row(
         1e6, 32768, 256, keys=GEMMA_3, defaults={"rope_local_base_freq": 1e4},
-        inputs=replace(GEMMA_TABLES, why_not="the layers get four mixtures of a sum (AltUp)"),
-        kinds_by_layer=full_every(5),
+        inputs=GEMMA_TABLES, kinds_by_layer=full_every(5),
     ),
     "gemma4_text": _gemma_4(131072, PROPORTIONAL, vllm=True),
     "gemma4_unified_text": _gemma_4(262144, PROPORTIONAL),

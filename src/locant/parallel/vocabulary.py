@@ -34,21 +34,23 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from locant.arguments import Real, real
-from locant.embedding import InputEmbedding, NGramEmbedding, TokenEmbedding
+from locant.embedding import InputEmbedding, NGramEmbedding, PerLayerEmbedding, SparseTable, TokenEmbedding
 from locant.embedding.table import Fill, Table
 from locant.errors import LocantError, ShapeError
 from locant.kernels.look_up import look_up
 
 
 class VocabularyParallel(ParallelStyle):
-    """Split the table of a `TokenEmbedding` or an `NGramEmbedding` by rows, for `parallelize_module`.
+    """Split the table of a `TokenEmbedding`, `NGramEmbedding` or `PerLayerEmbedding` by rows, for `parallelize_module`.
 
     Ids, input vectors, outputs and logits are the same on every rank of the mesh. The table may have any number of
     rows. Its weight becomes a `DTensor`, so that distributed checkpoints work as for any other weight. In a model that
     also has plain gradients, clip with `clip_grad_norm_` and step with `parameter_groups`. Initialize or load the table
     before the split, or after it (with the meta device and ``reset_parameters``).
 
-    Resize a table before it is split, and reset it before anything else (such as FSDP) splits it further.
+    Resize a table before it is split, and reset it before anything else (such as FSDP) splits it further. A
+    `SparseTable` and a table in a `TableFile` cannot be split: a split table has dense gradients, and one process at a
+    time can train a file.
 
     >>> import torch
     >>> from torch import distributed as dist
@@ -64,9 +66,13 @@ class VocabularyParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         token = module.token if isinstance(module, InputEmbedding) else module
-        if not isinstance(token, (NGramEmbedding, TokenEmbedding)):
-            got = f"got a {type(module).__name__} to split by rows, expected a TokenEmbedding or an NGramEmbedding"
+        if not isinstance(token, (NGramEmbedding, PerLayerEmbedding, TokenEmbedding)) or token.weight is None:
+            expected = "a TokenEmbedding, an NGramEmbedding or a PerLayerEmbedding with a table"
+            got = f"got a {type(module).__name__} to split by rows, expected {expected}"
             raise LocantError(got, "parallelize_module(model, mesh, {'embedding.token': VocabularyParallel()})")
+        if isinstance(token.table, SparseTable):
+            got = f"got a {type(token).__name__} with a SparseTable, but a split table has dense gradients on each rank"
+            raise LocantError(got, "split it without a SparseTable or a TableFile, or leave it whole")
         if device_mesh.ndim != 1:
             got = f"got a mesh of {device_mesh.ndim} dimensions, a table is split over one"
             raise ShapeError(got, "pass the submesh for tensor parallelism, mesh['tp']")
