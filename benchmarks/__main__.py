@@ -19,8 +19,8 @@ from locant.lab import environment
 from locant.report.benchmarks import table
 
 NAMES = (
-    "rotary", "norm_rotary", "attention", "decoding", "every_encoding", "small_calls", "windows", "store", "engine",
-    "prepare", "explore", "input_tables",
+    "rotary", "norm_rotary", "attention", "decoding", "every_encoding", "small_calls", "whole_model", "windows",
+    "store", "engine", "prepare", "explore", "input_tables",
 )  # fmt: skip
 ON_A_GPU = ("rotary", "norm_rotary", "attention", "decoding")
 RESULTS = Path(__file__).parent / "results"

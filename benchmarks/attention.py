@@ -39,7 +39,7 @@ def rows() -> list[Row]:
     """Forward alone without gradients, of rows of every kind, then forward and backward; one token: `decoding`."""
     if importlib.util.find_spec("x_transformers") is None:
         print("not installed, and so not measured: x-transformers")
-    return [*_forward(), *_arranged(), *_training()]
+    return [*_forward(), *_arranged(), *_training(), *_beside_softmax()]
 
 
 def _forward() -> list[Row]:
@@ -117,6 +117,34 @@ def _training() -> list[Row]:
 
     question = f"attention, forward and backward, {HEADS} heads of {HEAD_DIM}, {TRAINING} tokens, {DTYPE}, {DEVICE}"
     return _with_memory(question, {name: run(each) for name, each in contenders.items()})
+
+
+def _beside_softmax() -> list[Row]:
+    """The log-sum-exp, sinks and a soft cap, forward and backward."""
+    positions, alibi = Positions.arange(TRAINING, device=DEVICE), ALiBi(HEADS)
+    q, k, v = (x.requires_grad_() for x in _drawn(TRAINING))
+    sinks = torch.zeros(HEADS, device=DEVICE, requires_grad=True)
+    cotangent = torch.randn_like(q)
+    contenders: dict[str, Callable[[], Tensor]] = {
+        "plain causal SDPA, without a bias": lambda: _plain(q, k, v),
+        "the log-sum-exp": lambda: attend(q, k, v, positions=positions, return_lse=True)[0],
+        "sinks": lambda: attend(q, k, v, positions=positions, sinks=sinks),
+        "a soft cap": lambda: attend(q, k, v, positions=positions, softcap=30.0),
+        "ALiBi, sinks and a soft cap": lambda: attend(
+            q, k, v, encoding=alibi, positions=positions, sinks=sinks, softcap=30.0
+        ),
+    }
+
+    def run(attention: Callable[[], Tensor]) -> Callable[[], object]:
+        def step() -> None:
+            attention().backward(cotangent)
+            q.grad = k.grad = v.grad = sinks.grad = None
+            _wait()
+
+        return step
+
+    question = f"attention beside the softmax, forward and backward, {HEADS} heads of {HEAD_DIM}, {TRAINING} tokens"
+    return _with_memory(f"{question}, {DTYPE}, {DEVICE}", {name: run(each) for name, each in contenders.items()})
 
 
 # ---------------------------------------------------------------------- contenders

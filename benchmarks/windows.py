@@ -33,6 +33,9 @@ SHARDS = 100
 BATCHES = {32: (300, 0.33), 256: (60, 0.2)}
 """Of each size, so many are read in one turn; and the time that was wanted, of that of the list."""
 
+WITH_WORKERS = (8, 1_024)
+"""Windows of a batch, and tokens of a window, read with and without worker processes."""
+
 
 class ListOfWindows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """The dataset of the tutorials: all ids in a list, a slice and a tensor per window, everything in memory."""
@@ -55,7 +58,7 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         one = TokenStore(_write_store(Path(folder) / "one", 1))
         several = TokenStore(_write_store(Path(folder) / "several", SHARDS))
-        return [*_times(one, several), *_packing(), *_first_use(), *_memory(one.path)]
+        return [*_times(one, several), *_workers(one), *_packing(), *_first_use(), *_memory(one.path)]
 
 
 def _times(one: TokenStore, several: TokenStore) -> list[Row]:
@@ -103,6 +106,17 @@ class _Turns:
         if read < self.count:
             self.batches = iter(self.make())  # type: ignore[call-overload]
             assert sum(1 for _ in islice(self.batches, self.count - read)) == self.count - read
+
+
+def _workers(store: TokenStore, batches: int = 40, rounds: int = 15) -> list[Row]:
+    """With and without worker processes, which send every batch to the main process."""
+    size, length = WITH_WORKERS
+    windows = Windows(store, length)
+    turns = {
+        f"{count} worker processes": _Turns(lambda count=count: windows.loader(size, num_workers=count), batches)
+        for count in (0, 2)
+    }
+    return measure(f"read {batches} batches of {size}, windows of {length}", turns, rounds=rounds)
 
 
 def _single(sources: dict[str, Dataset]) -> list[Row]:

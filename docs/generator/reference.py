@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import locant
-from docs.generator import known_bugs
+from docs.generator import known_bugs, speed
 from docs.generator.api import api_pages
 from docs.generator.citation import citation
 from docs.generator.command_line import command_line
@@ -76,6 +76,7 @@ def pages() -> dict[str, str]:
         "famous_bugs.txt": known_bugs.famous(),
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
+        **speed.parts(),
         "how_far.txt": how_far(),
         "reused_keys.txt": reused_keys(),
         "position_bugs.txt": position_bugs(),

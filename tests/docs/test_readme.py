@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs.generator.speed import readme_claim
 from locant.models.registry import ARCHITECTURES
 from locant.positions.scaling import KINDS
+from locant.report.benchmarks import read_benchmarks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,3 +37,7 @@ def test_the_first_code_calls_nothing_by_two_underscores() -> None:
 
 def test_what_is_not_timed_stands_before_the_installation() -> None:
     assert README.index("Nothing has been timed on a GPU yet") < README.index("## Installation")
+
+
+def test_the_speed_of_attention_is_the_recorded_one() -> None:
+    assert readme_claim(read_benchmarks()["cpu"]) in " ".join(README.split()), "write this sentence into README.md"

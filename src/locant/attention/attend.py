@@ -163,8 +163,8 @@ def attend(
     if flag("rotate", rotate) and encoding is not None:
         q, k = encoding.rotate(q, k, positions, keys)
     mask = AttentionMask(positions, k_positions, flag("causal", causal), check_window(window))
-    mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
-    mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
+    positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
+    keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     require_keys_between(encoding, mask)
     column, wants_lse = check_sinks(sinks, q), flag("return_lse", return_lse)
     factor = check_scale(scale, q.shape[-1])
@@ -270,10 +270,11 @@ def _has_elements(inputs: AttentionInputs) -> bool:
 def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:
     choice = choose_backend(backend, inputs)
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
-    if choice.method is not None and not eager and all(x.numel() for x in (inputs.q, inputs.k, inputs.v)):
+    has_elements = bool(inputs.q.numel() and inputs.v.numel())  # k has the sizes of q or v
+    if choice.method is not None and not eager and has_elements:
         return tiled_attention(inputs, choice.method)
     inputs = inputs.without_padding()
-    if not inputs.k.shape[2] or (not eager and not (inputs.q.numel() and inputs.v.numel())):
+    if not inputs.k.shape[2] or not (eager or has_elements):
         return _attend_without_keys(inputs)
     if eager:
         return eager_attention(inputs)

@@ -6,8 +6,7 @@ backend does not support some inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -28,8 +27,7 @@ MAX_MATRIX_SCORES = 2**28
 """The number of scores above which a compiled graph on an accelerator uses many tiles instead of a large matrix."""
 
 
-@dataclass(frozen=True)
-class BackendChoice:
+class BackendChoice(NamedTuple):
     """A backend, the reason for the choice, and the method if the backend is `tiled`."""
 
     name: str

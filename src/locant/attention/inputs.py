@@ -30,7 +30,7 @@ from torch.masked import MaskedTensor
 from locant.arguments import Real, real, scale_of, shape_error, short_repr
 from locant.attention.mask import AttentionMask
 from locant.errors import RangeError, ShapeError
-from locant.kernels.transforms import hides_gradient, is_differentiated
+from locant.kernels.transforms import hides_gradient, is_differentiated, may_be_differentiated
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import effective_score_bias
 from locant.positions.documents import PADDING
@@ -146,11 +146,11 @@ class AttentionInputs:
     @property
     def is_transformed(self) -> bool:
         """Whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
-        return is_differentiated(*self.sources)
+        return may_be_differentiated() and is_differentiated(*self.sources)
 
     def without_padding(self) -> AttentionInputs:
         """Return inputs with zeros at padding. In decoding, keys and values stay as they are."""
-        return self.with_padding_order().with_zero_padding()
+        return self._replace_if_documents(lambda positions, x: zero_padding(positions, x.contiguous())[0], None)
 
     def with_padding_order(self, is_decoding: bool | None = None) -> AttentionInputs:
         """Return inputs in the memory order of copies with zeros at padding, if there are documents."""

@@ -63,7 +63,8 @@ class AttentionMask:
     @property
     def offset(self) -> int | None:
         """The first query's index minus the first key's index, if both sides are known to count one by one."""
-        return None if self.queries.start is None or self.keys.start is None else self.queries.start - self.keys.start
+        start, k_start = self.queries.start, self.keys.start
+        return None if start is None or k_start is None else start - k_start
 
     @property
     def is_full(self) -> bool:

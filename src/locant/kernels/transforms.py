@@ -37,8 +37,10 @@ def in_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
-def _has_derivative() -> bool:
-    """Return whether forward mode or any transform of `torch.func` is active, outside of a compiler."""
+def may_be_differentiated() -> bool:
+    """Return whether forward mode or any transform of `torch.func` is active. In a compiler, return ``True``."""
+    if torch.compiler.is_compiling():
+        return True
     level = forward_ad._current_level  # pyright: ignore[reportPrivateUsage]
     return level >= 0 or functorch.peek_interpreter_stack() is not None
 
@@ -50,9 +52,7 @@ def is_dispatch_mode_active() -> bool:
 
 def is_plain_eager() -> bool:
     """Return whether the caller needs only the result: no gradient, no graph, no transform, no dispatch mode."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return not (is_dispatch_mode_active() or _has_derivative())
+    return not (torch.is_grad_enabled() or may_be_differentiated() or is_dispatch_mode_active())
 
 
 def is_exporting() -> bool:
@@ -89,10 +89,10 @@ def is_differentiated(*tensors: Tensor) -> bool:
 
     `torch.func.vmap` alone does not count either. In a compiler, this holds for the whole graph.
     """
+    if not may_be_differentiated():
+        return False
     if torch.compiler.is_compiling():  # the compiler sees that the level is read here, and adds a guard
         return _is_graph_differentiated() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-    if not _has_derivative():
-        return False
     if in_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return True
     return is_transforming() and any(functorch.is_gradtrackingtensor(x) for tensor in tensors for x in _layers(tensor))

@@ -564,7 +564,8 @@ def require_heads(
 ) -> Positions:
     """Return the positions of queries or keys. Raise unless the shapes match and `head_dim`, if given, is the width."""
     _require_shape(name, x, head_dim)
-    positions = positions_or_default(positions, x.shape[2], x.device, axes=axes)
+    if positions is None:
+        positions = positions_or_default(None, x.shape[2], x.device, axes=axes)
     require_positions(positions)
     positions.require_fits(x.shape[0], x.shape[2], x.device, name)
     return positions

@@ -151,7 +151,7 @@ def _join_counting(parts: Sequence[Positions]) -> dict[str, Any] | None:
         if not seq_len or (rows != batch and rows != 1 and batch != 1):
             return None
         batch, stop = max(batch, rows), stop + seq_len
-    index = torch.arange(start, stop, device=device)[None]
+    index = torch.arange(start, stop, device=device).unsqueeze(0)
     index = index if batch == 1 else index.expand(batch, -1)
     return {"index": index, "min_index": start, "max_index": stop - 1, "start": start}
 

@@ -463,11 +463,12 @@ class Positions:
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise `ShapeError` unless batch, length and device match `what`."""
-        if self.seq_len != seq_len or self.batch not in (1, batch):
-            got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
+        rows, tokens = self.index.shape[:2]
+        if tokens != seq_len or rows not in (1, batch):
+            got = f"got positions for {rows} x {tokens} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, f"Positions.arange({seq_len})")
-        if self.device != device:
-            raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
+        if (own := self.index.device) != device:
+            raise ShapeError(f"got positions on {own}, {what} is on {device}", f"positions.to({str(device)!r})")
 
     def __eq__(self, other: object) -> bool:
         """Return whether every token has the same index, document, order and place in grids of the same sizes."""

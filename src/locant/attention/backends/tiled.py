@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -40,8 +39,7 @@ DEVICE_TILE_BYTES = 2**29
 MIN_ROWS = 16
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """One of the four methods, and the reason for it."""
 
     name: Literal["table", "documents", "blocks", "tiles"]

@@ -77,7 +77,8 @@ def parts_with_angles(
     tensors: tuple[Tensor | None, ...], positions: Tensor, tables: Tables, dtype: torch.dtype, inverse: bool
 ) -> Iterator[tuple[tuple[Tensor | None, ...], Tensor, tuple[Tensor, Tensor]]]:
     """Yield parts of the tokens for tables in float32 mode: tensors, positions, and contiguous cosines and sines."""
-    dtype, step = torch.promote_types(dtype, torch.float32), NATIVE_ANGLES // max(len(positions) * tables.pairs(), 1)
+    dtype = torch.promote_types(dtype, torch.float32)
+    step = NATIVE_ANGLES // max(positions.shape[0] * tables.pairs(), 1)
     parts = [(tensors, positions)]
     if positions.shape[1] > max(step, 1):
         slices = _slices(positions.shape[1], step)

@@ -100,7 +100,7 @@ def cos_sin(
 
     With `tables.axis_of_pair`, the last dimension of `positions` is the axis.
     """
-    per_pair = positions[..., None] if tables.axis_of_pair is None else positions[..., tables.axis_of_pair]
+    per_pair = positions.unsqueeze(-1) if tables.axis_of_pair is None else positions[..., tables.axis_of_pair]
     if tables.in_two_floats():
         return _in_two_floats(per_pair, tables, dtype)
     if tables.exact():

@@ -1,0 +1,160 @@
+"""Figures of speed in the guides, from the recorded benchmarks of a CPU. A missing row gives its command instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from locant.report.benchmarks import read_benchmarks
+
+__all__ = ["attention_cost", "model_cost", "parts", "prepare_speed", "readme_claim", "rotation_cost", "worker_cost"]
+
+Record = Mapping[str, Any]
+FORWARD = "attention, forward, 8 heads of 64, 8192 tokens"
+MACHINE = {"cpu_count": 2, "machine": "x86_64", "torch": "2.13.0"}
+"""A machine for the examples below."""
+PLAIN = "plain causal SDPA, without a bias"
+
+
+def parts() -> dict[str, str]:
+    """Return each part of a page by its path."""
+    record = read_benchmarks()["cpu"]
+    functions = (attention_cost, rotation_cost, prepare_speed, worker_cost, model_cost)
+    return {f"speed/{function.__name__}.txt": function(record) for function in functions}
+
+
+def attention_cost(record: Record) -> str:
+    """Return time and memory of ALiBi by each method, and of what stands beside the softmax."""
+    methods = {
+        "ALiBi, locant auto": "`tiled` (chosen by `auto`)",
+        "ALiBi, matrix through SDPA": "`sdpa` with a matrix",
+        "ALiBi, x-transformers": "x-transformers' ALiBi",
+    }
+    rows = _rows(record, "attention", FORWARD)
+    if PLAIN not in rows:
+        return _missing("attention")
+    table = "\n".join(
+        f"| {name} | {_times(rows[contender])} | {_memory(rows[contender])} |"
+        for contender, name in methods.items() if contender in rows
+    )  # fmt: skip
+    where, plain = _machine(record, "attention"), f"plain causal attention, which takes {_memory(rows[PLAIN])}"
+    parts = [
+        f"ALiBi with 8 heads of 64 at 8,192 tokens on {where}, relative to {plain}:",
+        f"| method | time | memory |\n|---|---|---|\n{table}",
+    ]
+    beside = _rows(record, "attention", "attention beside the softmax")
+    others = [f"{_times(row)} times with {name}" for name, row in beside.items() if name != PLAIN]
+    if others:
+        parts.append(f"Forward and backward, relative to plain causal attention: {_join(others)}.")
+    return "\n\n".join(parts)
+
+
+def rotation_cost(record: Record) -> str:
+    """Return the time of a rotation relative to a copy.
+
+    >>> row = {"question": "rotate in place, 4096, torch.bfloat16", "contender": "copy", "ratio": 1.0}
+    >>> part = {"environment": MACHINE, "rows": [row, row | {"contender": "locant, half layout", "ratio": 0.79}]}
+    >>> rotation_cost({"rotary": part}).partition(" on ")[0]
+    'In place it takes 0.79 of the time of copying the tensors in bfloat16'
+    """
+    found = []
+    for row in record.get("rotary", {"rows": []})["rows"]:
+        if row["question"].startswith("rotate in place") and row["contender"] == "locant, half layout":
+            dtype = row["question"].partition(" (")[0].rpartition(" ")[2].removeprefix("torch.")
+            found.append(f"{row['ratio']:.2g} of the time of copying the tensors in {dtype}")
+    if not found:
+        return _missing("rotary")
+    found = [found[0], *(each.replace(" of the time of copying the tensors", "") for each in found[1:])]
+    return f"In place it takes {_join(found)} on {_machine(record, 'rotary')}."
+
+
+def prepare_speed(record: Record) -> str:
+    """Return how fast text becomes a store."""
+    rows, memory = _rows(record, "prepare", "200 MB"), _rows(record, "prepare", "largest memory")
+    peer = next((row for name, row in rows.items() if name.startswith("tokenizers")), None)
+    if peer is None or "locant prepare, 2000 MB" not in memory:
+        return _missing("prepare")
+    seconds = rows["locant prepare"]["milliseconds"] / 1000
+    gigabytes = memory["locant prepare, 2000 MB"]["megabytes"] / 1000
+    return (
+        f"With the fast engine (`pip install 'locant[fast]'`) {_machine(record, 'prepare')} make a store of 200 MB of "
+        f"text in {seconds:.1f} s. This is {peer['ratio']:.0f} times as fast as `tokenizers` in one process. For 2 GB "
+        f"of text all processes together used {gigabytes:.1f} GB of memory ([all measurements](#guide-benchmarks))."
+    )
+
+
+def worker_cost(record: Record) -> str:
+    """Return the cost of a batch with and without worker processes.
+
+    >>> question = "read 40 batches of 8, windows of 1024"
+    >>> alone = {"question": question, "contender": "0 worker processes", "milliseconds": 2.4}
+    >>> rows = [alone, {"question": question, "contender": "2 worker processes", "milliseconds": 68.0}]
+    >>> worker_cost({"windows": {"environment": MACHINE, "rows": rows}}).partition(" (")[0]
+    'A batch of 8 windows of 1,024 tokens takes 0.06 ms without worker processes, and 1.7 ms with two of them'
+    """
+    question = next((q for q in _questions(record, "windows") if q.endswith("windows of 1024")), None)
+    rows = _rows(record, "windows", question or "?")
+    if question is None or len(rows) != 2:
+        return _missing("windows")
+    batches = int(question.split()[1])
+    alone, workers = (rows[f"{count} worker processes"]["milliseconds"] / batches for count in (0, 2))
+    return (
+        f"A batch of 8 windows of 1,024 tokens takes {alone:.2g} ms without worker processes, and {workers:.2g} ms "
+        f"with two of them ({_machine(record, 'windows')})."
+    )
+
+
+def model_cost(record: Record) -> str:
+    """Return the time of a whole small model by library, relative to plain torch."""
+    titles = {"a training step": "training step", "a prompt": "prompt", "10 times": "one more token"}
+    columns = {title: _rows(record, "whole_model", start) for start, title in titles.items()}
+    names = [*next(iter(columns.values()))]
+    if not names:
+        return _missing("whole_model")
+    cells = {name: " | ".join(f"{rows[name]['ratio']:.2f}" for rows in columns.values()) for name in names}
+    lines = [f"| {name} | {ratios} |" for name, ratios in cells.items()]
+    head = f"| library | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
+    return f"Times relative to plain torch, on {_machine(record, 'whole_model')}:\n\n" + "\n".join([head, *lines])
+
+
+def readme_claim(record: Record) -> str:
+    """Return the sentence about attention in the README."""
+    rows = _rows(record, "attention", FORWARD)
+    ours, plain = rows["ALiBi, locant auto"], rows[PLAIN]
+    cores = record["attention"]["environment"]["cpu_count"]
+    return (
+        f"at 8,192 tokens on {cores} CPU cores ALiBi takes {ours['ratio']:.1f} times as long as plain causal "
+        f"attention, and {_memory(ours)} instead of {_memory(plain)}."
+    )
+
+
+def _questions(record: Record, name: str) -> list[str]:
+    return [*dict.fromkeys(row["question"] for row in record.get(name, {"rows": []})["rows"])]
+
+
+def _rows(record: Record, name: str, start: str) -> dict[str, Any]:
+    """Return the rows of the first question that begins like this, by contender."""
+    question = next((each for each in _questions(record, name) if each.startswith(start)), None)
+    return {} if question is None else {r["contender"]: r for r in record[name]["rows"] if r["question"] == question}
+
+
+def _machine(record: Record, name: str) -> str:
+    made = record[name]["environment"]
+    return f"{made['cpu_count']} cores ({made['machine']}, torch {made['torch']})"
+
+
+def _missing(name: str) -> str:
+    return f"This has not been measured yet. Run `python -m benchmarks {name}`."
+
+
+def _times(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.1f}" if row["ratio"] < 10 else f"{row['ratio']:.0f}"
+
+
+def _memory(row: Mapping[str, Any]) -> str:
+    size = row["megabytes"]
+    return f"{size:.0f} MB" if size < 1000 else f"{size / 1000:.1f} GB"
+
+
+def _join(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,94 @@
+"""Figures of speed on pages come from the recorded benchmarks, and no page has one that is written by hand."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generator import speed
+from locant.report.benchmarks import read_benchmarks
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+WRITTEN = re.compile(r"\d[\d.,]* (?:to [\d.]+ )?(?:times (?:as (?:fast|slow|long)|the time)|[mµu]s\b|of the time)")
+"""A time, or a ratio of times."""
+ALLOWED = {
+    "explorer.md": "charts in JavaScript, compared with another library before one was chosen",
+    "not-done.md": "training in bfloat16, which has no benchmark yet",
+    "README.md": "checked by test_readme.py",
+}
+ENVIRONMENT = {"cpu_count": 4, "machine": "arm64", "torch": "2.14.0"}
+
+
+def written_figures(text: str) -> list[str]:
+    return WRITTEN.findall(text)
+
+
+def part(*rows: tuple[str, str, float, float, float]) -> dict[str, object]:
+    names = ("question", "contender", "ratio", "milliseconds", "megabytes")
+    return {"environment": ENVIRONMENT, "rows": [dict(zip(names, row, strict=True)) for row in rows]}
+
+
+def test_no_page_has_a_figure_of_speed_that_is_written_by_hand() -> None:
+    assert len(written_figures("It takes 0.7 to 0.9 of the time, 16 µs, and is 16 times as fast.")) == 3
+    found = {page.name: written_figures(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {name for name, figures in found.items() if figures} <= ALLOWED.keys(), found
+
+
+def test_every_part_is_included_by_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [path for path in speed.parts() if f"reference/{path}" not in text] == []
+
+
+def test_examples_of_the_generator() -> None:
+    assert doctest.testmod(speed).failed == 0
+
+
+def test_attention_has_each_recorded_method_with_its_machine() -> None:
+    forward, plain = f"{speed.FORWARD}, float32, cpu", speed.PLAIN
+    text = speed.attention_cost(
+        {
+            "attention": part(
+                (forward, plain, 1.0, 100.0, 18.2),
+                (forward, "ALiBi, locant auto", 1.14, 114.0, 22.8),
+                (forward, "ALiBi, matrix through SDPA", 12.3, 1230.0, 4429.0),
+                ("attention beside the softmax, 4096 tokens", plain, 1.0, 50.0, 40.0),
+                ("attention beside the softmax, 4096 tokens", "sinks", 1.31, 65.0, 41.0),
+                ("attention beside the softmax, 4096 tokens", "a soft cap", 1.92, 96.0, 41.0),
+            )
+        }
+    )
+    assert "4 cores (arm64, torch 2.14.0), relative to plain causal attention, which takes 18 MB" in text
+    assert "| `tiled` (chosen by `auto`) | 1.1 | 23 MB |\n| `sdpa` with a matrix | 12 | 4.4 GB |" in text
+    assert "x-transformers" not in text
+    assert text.endswith("1.3 times with sinks and 1.9 times with a soft cap.")
+
+
+def test_a_whole_model_has_a_line_for_each_library() -> None:
+    questions = ("a training step of a Llama", "a prompt of 1024 tokens", "10 times one more token")
+    rows = [
+        (question, name, ratio, 1.0, 0.0)
+        for question, ours in zip(questions, (0.9, 1.0, 1.1), strict=True)
+        for name, ratio in (("plain torch", 1.0), ("locant", ours))
+    ]
+    text = speed.model_cost({"whole_model": part(*rows)})
+    assert "| library | training step | prompt | one more token |\n|---|---|---|---|" in text
+    assert "| locant | 0.90 | 1.00 | 1.10 |" in text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [speed.attention_cost, speed.rotation_cost, speed.prepare_speed, speed.worker_cost, speed.model_cost],
+)
+def test_a_missing_row_gives_the_command_that_measures_it(function) -> None:
+    assert re.fullmatch(r"This has not been measured yet. Run `python -m benchmarks \w+`.", function({}))
+
+
+def test_the_readme_has_one_digit_of_the_recorded_ratio() -> None:
+    forward = f"{speed.FORWARD}, float32, cpu"
+    rows = part((forward, speed.PLAIN, 1.0, 100.0, 18.2), (forward, "ALiBi, locant auto", 1.26, 126.0, 56.0))
+    assert "on 4 CPU cores ALiBi takes 1.3 times" in speed.readme_claim({"attention": rows})
+    assert speed.readme_claim(read_benchmarks()["cpu"])
