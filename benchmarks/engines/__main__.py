@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE.parent / "results" / "engines.json"
 DEVELOPMENT = "development"
-TOOLS = ("pytest", "hypothesis")
+TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 """What every test needs."""
 SLOWEST = 3600
 """Seconds after which tests of an engine are given up."""

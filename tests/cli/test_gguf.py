@@ -93,7 +93,16 @@ def test_explain_names_the_layers_of_a_note(model: str, succeeds: Run) -> None:
     assert (sentence in said) == (model == "gemma3")
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "audit", "generate", "neighbours", "probe", "tune"])
-def test_a_missing_file_is_one_line(verb: str, complains: Complains) -> None:
-    more = {"generate": "hello", "neighbours": "king", "tune": "--with own"}.get(verb, "")
-    assert "got no file missing.gguf" in complains(f"{verb} missing.gguf {more}")
+WORDS = {"evaluate": "text.txt", "audit": "", "generate": "hello", "neighbours": "king", "probe": "", "tune": "--with own"}
+
+
+@pytest.mark.parametrize("verb", WORDS)
+def test_what_is_no_model_is_refused_in_one_line_before_anything_is_said_of_its_weights(
+    verb: str, folder: Path, complains: Complains
+) -> None:
+    assert "got no file missing.gguf" in complains(f"{verb} missing.gguf {WORDS[verb]}")
+    whole = write_gguf(random_model("llama"), folder / "tiny.gguf").read_bytes()
+    (folder / "tiny.gguf").write_bytes(whole.replace(b"llama", b"rwkv7"))
+    assert "of the architecture rwkv7" in complains(f"{verb} tiny.gguf {WORDS[verb]}")
+    (folder / "tiny.gguf").rename(folder / "tiny-00002-of-00002.gguf").write_bytes(whole)
+    assert "add the missing tiny-00001-of-00002.gguf" in complains(f"{verb} tiny-00002-of-00002.gguf {WORDS[verb]}")
