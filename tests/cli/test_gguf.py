@@ -93,7 +93,10 @@ def test_explain_names_the_layers_of_a_note(model: str, succeeds: Run) -> None:
     assert (sentence in said) == (model == "gemma3")
 
 
-WORDS = {"evaluate": "text.txt", "audit": "", "generate": "hello", "neighbours": "king", "probe": "", "tune": "--with own"}
+WORDS = {
+    "evaluate": "text.txt", "audit": "", "generate": "hello", "neighbours": "king", "probe": "", "tune": "--with own",
+}  # fmt: skip
+"""The words that each verb needs after its model."""
 
 
 @pytest.mark.parametrize("verb", WORDS)
