@@ -110,7 +110,7 @@ def _make(environment: Environment) -> None:
     """Bring an environment to what its file, and those of the package, say."""
     home = environment.python.parents[1]
     stamp, constraints = home / "engines.stamp", environment.constraints()
-    state = repr((environment, constraints, (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    state = repr((environment, TOOLS, constraints, (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
     digest = hashlib.sha256(state.encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
         return

@@ -64,8 +64,10 @@ def test_a_verb_reads_a_file_as_it_reads_the_folder(verb: str, model: str, succe
 
 
 def test_what_is_tuned_from_a_file_is_a_folder(model: str, folder: Path, succeeds: Run) -> None:
-    said = succeeds("tune tiny.gguf text.txt --with alibi --length 16 --steps 1 --batch 2 -o tuned").stdout
-    assert "load_swapped" in said
+    long = folder / "a-path-of-more-than-eighty-characters" / "as-deep-folders-have"
+    said = succeeds(f"tune tiny.gguf text.txt --with alibi --length 16 --steps 1 --batch 2 -o {long}").stdout
+    assert said.splitlines()[-1] == f"locant.checkpoints.load_swapped({str(long)!r})", "it can be copied"
+    long.rename(folder / "tuned")
     config = json.loads((folder / "tuned" / "config.json").read_text())
     assert "quantization_config" not in config
     assert (folder / "tuned" / "tokenizer.json").is_file()
