@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE.parent / "results" / "engines.json"
 DEVELOPMENT = "development"
-TOOLS = ("pytest", "hypothesis")
+TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 """What every test needs."""
 SLOWEST = 3600
 """Seconds after which tests of an engine are given up."""
@@ -110,7 +110,7 @@ def _make(environment: Environment) -> None:
     """Bring an environment to what its file, and those of the package, say."""
     home = environment.python.parents[1]
     stamp, constraints = home / "engines.stamp", environment.constraints()
-    state = repr((environment, constraints, (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    state = repr((environment, TOOLS, constraints, (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
     digest = hashlib.sha256(state.encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
         return

@@ -32,6 +32,9 @@ PIECE = re.compile(r"\.gguf[.\-_]?(part|split|piece)?[.\-_]?[0-9a-z]{1,5}$", re.
 PROJECTOR = "mmproj"
 """The beginning of the name of a file with only the part of a model that reads images or sound."""
 
+HEADER = "the header"
+MOST_MISSING = 4
+"""The number of missing files that an error names."""
 UNQUANTISED = {"F16", "BF16", "F32", "F64"}
 _SHARED = RLock()
 """Held while the functions of the package `gguf` are replaced, so that two threads restore them in order."""
@@ -111,7 +114,7 @@ class GgufFile:
             def __setattr__(self, name: str, value: Any) -> None:
                 super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
 
-        with self._read_as("the header"):
+        with self._read_as(HEADER):
             self._reader = Reader(path)
             self.tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture = self._text("general.architecture")
@@ -122,8 +125,10 @@ class GgufFile:
         try:
             yield
         except Exception as error:  # unexpected bytes can make the reader raise anything
-            got = f"got {self.path}, where {what} cannot be read: {type(error).__name__}, {short_repr(str(error))}"
-            raise InputError(got, "download or convert the file again") from error
+            why = f"where {what} cannot be read: {type(error).__name__}, {short_repr(str(error))}"
+            if what == HEADER and "reshape" in str(error):  # the rest of the file is smaller than the next tensor
+                why = f"which ends inside its tensors, after {self.path.stat().st_size:,} bytes"
+            raise InputError(f"got {self.path}, {why}", "download or convert the file again") from error
 
     def value(self, key: str) -> Any:
         """Return the value of a key, or ``None`` if the file does not have the key."""
@@ -178,13 +183,25 @@ class GgufFile:
         """Raise `InputError` if the file does not hold a whole model: a shard, an adapter, or a projector."""
         count = self.value("split.count")
         if (isinstance(count, int) and count > 1) or SHARD.search(self.path.name):
-            number = int(self.value("split.no") or 0) + 1
-            got = f"got {self.path}, file {number} of {count or '?'} of a split model, which transformers cannot read"
-            raise InputError(got, f"merge the files: llama-gguf-split --merge {shell_path(self.path)} whole.gguf")
+            raise self._shard_error(count)
         kind = PROJECTOR if self.architecture == "clip" else str(self.value("general.type") or "model")
         if kind in OTHER_KINDS:
             what, remedy = OTHER_KINDS[kind]
             raise InputError(f"got {self.path}, {what}", remedy)
+
+    def _shard_error(self, count: int | None) -> InputError:
+        """Return the error for one of several files, with the call that merges them or the names that are missing."""
+        name = SHARD.search(self.path.name)
+        number, count = (int(name[1]), int(name[2])) if name else (int(self.value("split.no") or 0) + 1, count)
+        got = f"got {self.path}, file {number} of {count} of a split model, which transformers cannot read"
+        shards = [self.path]
+        if name:
+            stem, numbers = self.path.name[: name.start()], range(1, int(name[2]) + 1)
+            shards = [self.path.with_name(f"{stem}-{each:05}-of-{name[2]}.gguf") for each in numbers]
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        listed = ", ".join(missing[:MOST_MISSING]) + (" ..." if len(missing) > MOST_MISSING else "")
+        merge = f"merge the files: llama-gguf-split --merge {shell_path(shards[0])} whole.gguf"
+        return InputError(got, f"add the missing {listed}, then {merge}" if missing else merge)
 
     @property
     def pretrained_arguments(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _change_architecture(path: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (lambda path: _cut(path, 100_000), "download or convert the file again"),
+    "cut": (lambda path: _cut(path, 100_000), "which ends inside its tensors, after 100,000 bytes"),
     "cut in the header": (lambda path: _cut(path, 100), "the header cannot be read"),
     "a pointer": (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "another file": (lambda path: path.write_text("<!doctype html>"), "<!doctyp"),
@@ -150,6 +150,17 @@ def test_what_is_not_a_model_is_refused_with_the_reason(fault: str, file: Path) 
     spoil(file)
     with refuses(InputError, reason):
         load_gguf(file)
+
+
+def test_a_shard_is_counted_by_its_name_and_the_missing_shards_are_named(file: Path) -> None:
+    second = file.rename(file.with_name("tiny-00002-of-00003.gguf"))
+    with refuses(InputError, "file 2 of 3", "add the missing tiny-00001-of-00003.gguf, tiny-00003-of-00003.gguf, then"):
+        load_gguf(second)
+    for number in (1, 3):
+        shutil.copyfile(second, file.with_name(f"tiny-0000{number}-of-00003.gguf"))
+    first = file.with_name("tiny-00001-of-00003.gguf")
+    with refuses(InputError, f"try: merge the files: llama-gguf-split --merge {first} whole.gguf"):
+        load_gguf(second)
 
 
 def test_a_piece_of_a_file_and_a_missing_file_are_named(file: Path) -> None:

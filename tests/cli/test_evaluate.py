@@ -212,6 +212,9 @@ def test_an_interval_knows_that_neighbours_are_alike() -> None:
     assert wide is not None
     assert narrow is not None
     assert wide[0] < narrow[0] <= 2.5 <= narrow[1] < wide[1]
+    for count in range(2, 12):  # the interval is around the mean, also of few windows
+        low, high = interval_of_mean([*range(count)])
+        assert low < (count - 1) / 2 < high
     assert interval_of_mean([1.0]) is None
     assert interval_of_mean([1.0, float("nan")]) is None
 

@@ -64,8 +64,10 @@ def test_a_verb_reads_a_file_as_it_reads_the_folder(verb: str, model: str, succe
 
 
 def test_what_is_tuned_from_a_file_is_a_folder(model: str, folder: Path, succeeds: Run) -> None:
-    said = succeeds("tune tiny.gguf text.txt --with alibi --length 16 --steps 1 --batch 2 -o tuned").stdout
-    assert "load_swapped" in said
+    long = folder / "a-path-of-more-than-eighty-characters" / "as-deep-folders-have"
+    said = succeeds(f"tune tiny.gguf text.txt --with alibi --length 16 --steps 1 --batch 2 -o {long}").stdout
+    assert said.splitlines()[-1] == f"locant.checkpoints.load_swapped({str(long)!r})", "it can be copied"
+    long.rename(folder / "tuned")
     config = json.loads((folder / "tuned" / "config.json").read_text())
     assert "quantization_config" not in config
     assert (folder / "tuned" / "tokenizer.json").is_file()
@@ -93,7 +95,19 @@ def test_explain_names_the_layers_of_a_note(model: str, succeeds: Run) -> None:
     assert (sentence in said) == (model == "gemma3")
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "audit", "generate", "neighbours", "probe", "tune"])
-def test_a_missing_file_is_one_line(verb: str, complains: Complains) -> None:
-    more = {"generate": "hello", "neighbours": "king", "tune": "--with own"}.get(verb, "")
-    assert "got no file missing.gguf" in complains(f"{verb} missing.gguf {more}")
+WORDS = {
+    "evaluate": "text.txt", "audit": "", "generate": "hello", "neighbours": "king", "probe": "", "tune": "--with own",
+}  # fmt: skip
+"""The words that each verb needs after its model."""
+
+
+@pytest.mark.parametrize("verb", WORDS)
+def test_what_is_no_model_is_refused_in_one_line_before_anything_is_said_of_its_weights(
+    verb: str, folder: Path, complains: Complains
+) -> None:
+    assert "got no file missing.gguf" in complains(f"{verb} missing.gguf {WORDS[verb]}")
+    whole = write_gguf(random_model("llama"), folder / "tiny.gguf").read_bytes()
+    (folder / "tiny.gguf").write_bytes(whole.replace(b"llama", b"rwkv7"))
+    assert "of the architecture rwkv7" in complains(f"{verb} tiny.gguf {WORDS[verb]}")
+    (folder / "tiny.gguf").rename(folder / "tiny-00002-of-00002.gguf").write_bytes(whole)
+    assert "add the missing tiny-00001-of-00002.gguf" in complains(f"{verb} tiny-00002-of-00002.gguf {WORDS[verb]}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,17 +75,17 @@ def gguf_weights(path: Path | str, dtype: str | torch.dtype = "auto", *, table_o
 
     Args:
         table_only: whether only the token table is read.
+
+    Raises:
+        InputError: as `load_gguf_config`.
     """
     file, name = open_gguf(path), "float32" if dtype == "auto" else dtype_name(dtype)
+    config = load_gguf_config(file.path)  # first, because nothing is read of a file that is no model
     names = [each for each in (f"{EMBEDDING}.weight",) if table_only and each in file.tensors]
     count = sum(int(file.tensors[each].n_elements) for each in names) if names else file.num_weights
     width = getattr(torch, name).itemsize
-    unread, notes = tuple[str, ...](), tuple[str, ...]()
-    if not table_only:
-        with suppress(InputError):  # the same error is raised when the model is loaded
-            config = load_gguf_config(file.path)
-            unread = _unread_tensors_of(file, config)
-            notes = tuple(_notes(file, config, unread))
+    unread = () if table_only else _unread_tensors_of(file, config)
+    notes = () if table_only else tuple(_notes(file, config, unread))
     read = "token table" if names else "weights"
     return GgufWeights(str(path), read, file.types(*names), name, count * width, unread, notes)
 

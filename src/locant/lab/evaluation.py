@@ -344,17 +344,17 @@ def _measure(
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:
     """Return the 95 % interval of a mean over adjacent windows, by a circular block bootstrap (Politis & Romano 1992).
 
-    The length of a block is the cube root of the number of windows. The 2 000 samples are the same in every call. The
-    result is ``None`` if a loss is not finite or if there is only one window.
+    The length of a block is the cube root of the number of windows, and less than that number. The 2 000 samples are the
+    same in every call. The result is ``None`` if a loss is not finite or if there is only one window.
 
-    >>> interval_of_mean([1.0, 1.0, 1.0])
-    [1.0, 1.0]
+    >>> interval_of_mean([1.0, 1.0, 1.0]), interval_of_mean([1.0, 2.0])
+    ([1.0, 1.0], [1.0, 2.0])
     """
     numbers = np.asarray(values, dtype=np.float64)
     count = len(numbers)
     if count < 2 or not np.isfinite(numbers).all():
         return None
-    block = max(1, math.ceil(count ** (1 / 3)))
+    block = min(math.ceil(count ** (1 / 3)), count - 1)  # a block of all windows would have the same mean every time
     starts = np.random.default_rng(0).integers(0, count, (RESAMPLES, math.ceil(count / block)))
     drawn = (starts[..., None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :count] % count
     low, high = np.quantile(numbers[drawn].mean(1), [0.025, 0.975])

@@ -188,10 +188,10 @@ def print_tuning(record: Mapping[str, Any], output: Path) -> None:
         "training loss": f"{np.mean(record['train_loss'][-last:]):.3f}",
         "held-out loss": _held_out(record),
         "difference": _change(record["before"], record["after"]),
-        "written to": str(output),
-        "load it with": _loading(record, output),
     }
     show(named_rows(rows.items()))
+    written = f"\nWritten to {output}. Load it with\n{_loading(record, output)}"
+    console.out().print(written, soft_wrap=True)  # paths and code are copied, so they are not wrapped
 
 
 def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
