@@ -32,6 +32,7 @@ BUGS = (
 )  # fmt: skip
 """The rows of the table of costs: bugs that were reported in public, and one that is harmless in these models."""
 COLUMNS = (("smollm2", 2048), ("smollm2", 8192), ("gemma3", 2048))
+SHORT = {"smollm2": "SmolLM2", "gemma3": "Gemma 3"}
 
 
 class Question(NamedTuple):
@@ -116,12 +117,12 @@ def badges() -> str:
 def costs_of_bugs(record: Mapping[str, Any] | None = None) -> str:
     """Return the table of what position bugs cost in trained models."""
     record = json.loads(RECORD.read_text(encoding="utf-8")) if record is None else record
-    rows, titles = record["summary"]["rows"], {name: each["title"] for name, each in record["weights"].items()}
-    head = ["bug", "reported in", *(f"{titles[model]}, {length:,} tokens" for model, length in COLUMNS)]
+    rows = record["summary"]["rows"]
+    head = ["bug", "reported in", *(f"{SHORT[model]}, {length:,}" for model, length in COLUMNS)]
     lines = [f"| {' | '.join(head)} |", "|---|---|" + len(COLUMNS) * "--:|"]
     for key in BUGS:
         sentence, source = rows[key]["sentence"], rows[key]["source"]
-        link = f"[{source}](https://github.com/{source.replace('#', '/issues/')})"
+        link = f"[{source.partition('/')[2]}](https://github.com/{source.replace('#', '/issues/')})"
         found = [_cost(rows[key]["costs"].get(model, {}).get(str(length))) for model, length in COLUMNS]
         lines.append(f"| {' | '.join([sentence[0].upper() + sentence[1:], link, *found])} |")
     return "\n".join(lines)

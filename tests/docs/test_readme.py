@@ -67,7 +67,7 @@ def test_costs_are_rounded_from_the_record() -> None:
     cells = [row.split(" | ") for row in readme.costs_of_bugs().splitlines()[2:]]
     assert 5 <= len(cells) <= 7
     for key, (_, source, *found) in zip(readme.BUGS, cells, strict=True):
-        assert f"[{record[key]['source']}]" in source
+        assert source.endswith(f"{record[key]['source'].replace('#', '/issues/')})")
         for (model, length), cell in zip(readme.COLUMNS, found, strict=True):
             cost = record[key]["costs"].get(model, {}).get(str(length))
             number = cell.removesuffix(" |")
