@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from docs.generator import readme
 from locant.files import write_whole
 from locant.lab import environment
 from locant.report.benchmarks import table
@@ -39,6 +40,7 @@ def main(names: list[str]) -> None:
         rows = [dataclasses.asdict(row) for row in importlib.import_module(f"benchmarks.{name}").rows()]
         print(table(rows), flush=True)
         _record(name, {"environment": environment(), "rows": rows})
+    readme.write()
 
 
 def _require_gpu() -> None:

@@ -1,7 +1,7 @@
 """What does attention with a bias cost, beside plain causal attention without one?
 
 Time, and the most memory that was allocated meanwhile. Forward and backward, queries, keys and values of one size;
-on a GPU 16 384 tokens in bfloat16 through FlexAttention. It refuses to report where a contender's result, or one of its
+on a GPU 16,384 tokens in bfloat16 through FlexAttention. It refuses to report where a contender's result, or one of its
 gradients where it is trained, is not that of the attention it stands for, written out in float64.
 ``PYTHONPATH=src python -m benchmarks attention``
 """

@@ -24,7 +24,7 @@ __all__ = ["rows"]
 
 HEADS, KV_HEADS, HEAD_DIM, EPS = 32, 8, 128, 1e-6
 NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
-"""How far results may differ: others' angles are off by 1.4e-4 at position 4 095, and they round more often."""
+"""How far results may differ: others' angles are off by 1.4e-4 at position 4,095, and they round more often."""
 APPENDED = {(1, 4_096, torch.bfloat16): 1.8, (1, 4_096, torch.float32): 1.6, (32, 1, torch.bfloat16): 2.5}
 """Batch, tokens and dtype, and how many copies the norm, the rotation and the cache may cost."""
 

@@ -28,7 +28,7 @@ PEERS = {
     "x-transformers": "x_transformers",
 }
 NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
-"""How far from the truth a contender may be: others' angles are off by 1.4e-4 at position 4 095, and q by 5 of that."""
+"""How far from the truth a contender may be: others' angles are off by 1.4e-4 at position 4,095, and q by 5 of that."""
 WANTED = {torch.float32: (1.1, 1.25, 20), torch.bfloat16: (1.2, 1.3, 8), torch.float16: (1.2, 1.3, 8)}
 """Of the copy in place, of the clone in new memory; and how often transformers' eager function may be slower."""
 

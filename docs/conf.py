@@ -69,7 +69,7 @@ html_css_files = ["locant.css"]
 html_js_files = [("table.js", {"defer": "defer"})]
 WIDE = (
     "index", "five-minutes", "live", "from-integers-to-rope", "which-encoding", "versions",
-    "reference/gallery", "reference/models/all",
+    "reference/gallery", "reference/models/all", "results/index",
 )  # fmt: skip
 html_sidebars = {page: [] for page in WIDE}
 TABLES = ("reference/models/all", "guides/conventions", "guides/diffusers", "guides/swapped-models")

@@ -31,7 +31,7 @@ ENGINE = "xllamacpp"
 TO = 16_384
 """The length for which the flags are printed."""
 BEYOND = 10_240
-"""The tokens that are read with these flags, 2 048 more than SmolLM2 was trained with."""
+"""The tokens that are read with these flags, 2,048 more than SmolLM2 was trained with."""
 TRAINED = 8192
 EDGES = (0, 2048, TRAINED, BEYOND)
 """The positions between which losses are summarised."""

@@ -1,7 +1,7 @@
 """What the 512 learned rows of a sentence model hold, and what its sentence vectors know of word order.
 
 The model is MiniLM, which adds a row of a table to each token. Its rows are compared with each other, the table is
-stretched to 1 024 rows, and sentences are read with their positions exchanged, shuffled, equal or removed. A sentence
+stretched to 1,024 rows, and sentences are read with their positions exchanged, shuffled, equal or removed. A sentence
 vector is the mean of the last hidden states, with length 1, as the model's authors compute it.
 """
 
@@ -151,7 +151,7 @@ def _longer(embed: Embedder) -> dict[str, Any]:
     """Return how similar vectors of long texts are to the mean of the vectors of their halves.
 
     The halves have 512 tokens, as many as the model can read. The whole has nearly twice as many. It is read with the
-    table stretched to 1 024 rows, and with its rows repeated.
+    table stretched to 1,024 rows, and with its rows repeated.
     """
     begin, end = embed.tokenizer.cls_token_id, embed.tokenizer.sep_token_id
     found: dict[str, list[float]] = {"stretched": [], "repeated": [], "cut": [], "short text, stretched table": []}

@@ -1,12 +1,12 @@
 """Draw the loss by position with bugs and without, and bring the costs in the README to what was measured.
 
-The picture is ``docs/images/position_bugs.svg``. It shows the correct model, the most costly bugs and the most harmless
-one, in windows of the longest length at which most bugs were measured.
+The picture is ``docs/images/position_bugs-light.svg``, with a dark twin. It shows the correct model, the most costly
+bugs and the most harmless one, in windows of the longest length at which most bugs were measured. The moving picture of
+the README is drawn, too.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,17 +16,16 @@ import numpy as np
 
 from benchmarks.real_models.cost_of_bugs import BLOCK, CORRECT
 from benchmarks.real_models.record import RESULTS, read
-from locant.figures.canvas import DASHES, LIGHT, MARKERS, save
-from locant.files import write_whole
-from locant.position_costs import costs
+from locant.figures.canvas import DASHES, LIGHT, MARKERS, THEMES, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FILE", "chosen", "draw", "run", "with_costs"]
+__all__ = ["FOLDER", "MODEL", "ROOT", "chosen", "draw", "run"]
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "docs" / "images" / "position_bugs.svg"
+FOLDER = ROOT / "docs" / "images"
+NAME = "position_bugs"
 MODEL, MOST_COSTLY = "smollm2", 5
 
 
@@ -99,18 +98,13 @@ def draw(record: Mapping[str, Any], theme: Any = LIGHT) -> Figure:
     return figure
 
 
-def with_costs(text: str) -> str:
-    """Return a page in whose shown warnings the sentences on costs are those of the record."""
-    for cost in costs().values():
-        text = re.sub(
-            rf"This (?:hardly )?matters: if {re.escape(cost.mistake)}, .*", lambda _, cost=cost: str(cost), text
-        )
-    return text
-
-
 def run(*, anew: bool = False, folder: Path = RESULTS) -> None:
-    """Draw the picture and write the sentences."""
-    save(draw(read("bugs", folder)), FILE)
-    costs.cache_clear()
-    readme = ROOT / "README.md"
-    write_whole(readme, with_costs(readme.read_text(encoding="utf-8")))
+    """Draw the pictures and write the parts of the README that are made from records."""
+    from benchmarks.real_models import moving_picture  # which needs this file
+    from docs.generator import readme
+
+    record = read("bugs", folder)
+    for name, theme in THEMES.items():
+        save(draw(record, theme), FOLDER / f"{NAME}-{name}.svg")
+    moving_picture.write(record)
+    readme.write()

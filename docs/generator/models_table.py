@@ -34,7 +34,8 @@ check your model's own file with `locant explain config.json`. Click on a headin
 box to filter them: a row is kept if it contains all words.
 
 - **rotated**: the rotated share of a head's dimensions. **windows**: the tokens that a layer sees, and the number of
-  layers with this window. **without positions**: the number of layers without positions.
+  layers with this window. A window of ModernBERT has half of its tokens on each side. **without positions**: the number
+  of layers without positions.
 - **year**: the release of the first model of a type, if the documentation of `transformers` of January 2026 states it.
 - A dash means that the defaults of the class do not determine an encoding. Each checkpoint's `config.json` does."""
 
@@ -87,7 +88,7 @@ def row_of(name: str, config: Mapping[str, Any], year: str = "") -> tuple[str, .
         _joined(_scaling(each) for each in rotary),
         _joined(_share(each, full) for each in rotary),
         _joined(each.layout for each in rotary),
-        _windows(full) if not stated or "sliding_window" in config else "",
+        _windows(full) if not stated or any(key in config for _, key, _ in WINDOWS) else "",
         _without(full, encodings),
         f"[explain](#explain-{name if name in presets() else family})",
     )
@@ -148,14 +149,35 @@ def _share(rotary: Rotary, config: Mapping[str, Any]) -> str:
     return f"{rotary.rotary_dim / (rotary.head_dim + (beside or 0)):.0%}"
 
 
+WINDOWS = (
+    ("sliding_attention", "sliding_window", ""), ("chunked_attention", "attention_chunk_size", "chunks of "),
+    ("sliding_attention", "local_attention", ""),  # ModernBERT: half of it on each side
+    ("local", "window_size", ""),  # GPT-Neo
+    ("attention", "attention_window_size", ""),  # RecurrentGemma
+)  # fmt: skip
+"""The name of a kind of layers, the key with its window, and words before the number."""
+
+
 def _windows(config: Mapping[str, Any]) -> str:
-    kinds = config.get("layer_types") or ()
-    for kind, key, word in (
-        ("sliding_attention", "sliding_window", ""),
-        ("chunked_attention", "attention_chunk_size", "chunks of "),
-    ):
-        width, count = config.get(key), list(kinds).count(kind)
-        if isinstance(width, int) and (count or not kinds) and config.get("use_sliding_window", True):
+    """The window of a model's layers, and the number of layers with it.
+
+    >>> types = ["global", "local"] * 12
+    >>> _windows({"attention_layers": types, "window_size": 256})
+    '256 in 12 of 24'
+    >>> blocks = ["recurrent", "recurrent", "attention"]
+    >>> _windows({"block_types": blocks, "attention_window_size": 2048, "num_hidden_layers": 26})
+    '2,048 in 8 of 26'
+    >>> _windows({"window_size": 7, "depths": [2, 2, 6, 2]})  # of an image, not of a text
+    ''
+    """
+    kinds = list(config.get("layer_types") or config.get("attention_layers") or ())
+    if not kinds and (blocks := config.get("block_types")):
+        layers = config["num_hidden_layers"]
+        kinds = (blocks * layers)[:layers]
+    for kind, key, word in WINDOWS:
+        width, count = config.get(key), kinds.count(kind)
+        usual = key in ("sliding_window", "attention_chunk_size")
+        if isinstance(width, int) and (count or (usual and not kinds)) and config.get("use_sliding_window", True):
             return f"{word}{_number(width)}" + (f" in {count} of {len(kinds)}" if count else "")
     return ""
 

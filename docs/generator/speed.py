@@ -7,7 +7,7 @@ from typing import Any
 
 from locant.report.benchmarks import read_benchmarks
 
-__all__ = ["attention_cost", "model_cost", "parts", "prepare_speed", "readme_claim", "rotation_cost", "worker_cost"]
+__all__ = ["attention_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "worker_cost"]
 
 Record = Mapping[str, Any]
 FORWARD = "attention, forward, 8 heads of 64, 8192 tokens"
@@ -115,17 +115,6 @@ def model_cost(record: Record) -> str:
     lines = [f"| {name} | {ratios} |" for name, ratios in cells.items()]
     head = f"| library | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
     return f"Times relative to plain torch, on {_machine(record, 'whole_model')}:\n\n" + "\n".join([head, *lines])
-
-
-def readme_claim(record: Record) -> str:
-    """Return the sentence about attention in the README."""
-    rows = _rows(record, "attention", FORWARD)
-    ours, plain = rows["ALiBi, locant auto"], rows[PLAIN]
-    cores = record["attention"]["environment"]["cpu_count"]
-    return (
-        f"at 8,192 tokens on {cores} CPU cores ALiBi takes {ours['ratio']:.1f} times as long as plain causal "
-        f"attention, and {_memory(ours)} instead of {_memory(plain)}."
-    )
 
 
 def _questions(record: Record, name: str) -> list[str]:

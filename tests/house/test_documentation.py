@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ GENERATED = {"_build", "reference"}
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not GENERATED & {*page.relative_to(DOCS).parts}]
 PAGES.insert(0, ROOT / "README.md")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
@@ -81,6 +83,11 @@ def test_numbers_have_a_comma_for_thousands() -> None:
     ]
     spaced = r"(?<![\w.,^])\d{1,3}[ \N{THIN SPACE}\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}]\d{3}(?![\w.])"
     assert re.search(spaced, "at 8 192 tokens")
+    for file in sorted((ROOT / "src").rglob("*.py")):  # which the pages of the API show
+        nodes = (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, DOCUMENTED))
+        prose += [
+            (file, words) for node in nodes if (words := ast.get_docstring(node)) and "10 000 shards" not in words
+        ]
     assert [(page, found) for page, text in prose for found in re.findall(spaced, text)] == []
 
 

@@ -6,9 +6,10 @@ import base64
 import itertools
 import re
 import shlex
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,12 @@ from locant.lab.summary import summarise
 from locant.report.commands import command
 from locant.report.comparison import page, write_report
 from locant.report.evaluation import write_evaluation
-from locant.report.page import Picture, draw_loss_by_length, draw_loss_by_position
+from locant.report.page import Picture, draw_loss_by_length, draw_loss_by_position, picture, themed
 from tests.lab.fabricated import LENGTHS, THE_FIELD, evaluation_results, results, task_results
 from tests.tolerances import FORMULA
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -213,13 +217,9 @@ def test_loss_by_length_goes_through_the_means_within_the_seeds() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64\n1×", "128\n2×", "256\n4×", "512\n8×"]
     curves = {line.get_label(): line for line in axes.lines if line.get_label() in THE_FIELD}
     assert set(curves) == set(THE_FIELD)
-    asides = set()
     for name, line in curves.items():
         np.testing.assert_allclose(line.get_ydata(), np.mean(THE_FIELD[name], axis=0), rtol=FORMULA)
-        (aside,) = {round(float(x / length), 9) for x, length in zip(line.get_xdata(), LENGTHS, strict=True)}
-        asides.add(aside)
-    assert len(asides) == len(THE_FIELD), "a whisker hides another"
-    assert all(0.9 < aside < 1.1 for aside in asides)
+        assert [*line.get_xdata()] == [*LENGTHS]
     drawn = sorted(tuple(ends[:, 1]) for lines in axes.collections for ends in lines.get_segments())
     seeds = sorted((min(losses), max(losses)) for rows in THE_FIELD.values() for losses in zip(*rows, strict=True))
     np.testing.assert_allclose(drawn, seeds, rtol=FORMULA)
@@ -232,6 +232,29 @@ def test_of_many_positions_every_encoding_has_whiskers_beside_those_of_the_other
     assert len(places) == 6
     assert all(len(some) >= 5 for some in places)
     assert not any(one & other for one, other in itertools.combinations(places, 2))
+
+
+@pytest.mark.parametrize("draw", [draw_loss_by_length, draw_loss_by_position])
+def test_many_encodings_get_a_picture_each_with_the_others_in_grey(draw: Callable[..., Figure]) -> None:
+    losses = {f"e{number}": [(4.0 - number / 8,) * 4, (4.1 - number / 8,) * 4] for number in range(9)}
+    figure = draw(summarise(results(losses)))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [*losses][::-1]  # the lowest loss first
+    for axes in figure.axes:
+        name = axes.get_title(loc="left")
+        (own,) = (line for line in axes.lines if line.get_label() == name)
+        others = [line for line in axes.lines if line.get_color() == LIGHT.muted and line.get_alpha() is not None]
+        assert len(others) == len(losses) - 1
+        assert own.get_color() != LIGHT.muted
+        np.testing.assert_allclose(own.get_ydata(), np.mean(losses[name]), rtol=FORMULA)
+        means = sorted(float(np.mean(other.get_ydata())) for other in others)
+        np.testing.assert_allclose(
+            means, sorted(float(np.mean(each)) for other, each in losses.items() if other != name), rtol=FORMULA
+        )
+        heights = [ends[:, 1] for lines in axes.collections for ends in lines.get_segments()]
+        assert heights
+        np.testing.assert_allclose(sorted(heights[0]), sorted(each[0] for each in losses[name]), rtol=FORMULA)
+    low, high = figure.axes[0].get_ylim()
+    assert all(axes.get_ylim() == (low, high) for axes in figure.axes)
 
 
 def test_loss_by_position_keeps_the_mean_of_what_it_joins() -> None:
@@ -301,3 +324,24 @@ def test_the_picture_says_where_there_is_not_enough_text() -> None:
     for windows, words in (({}, []), (few, ["from 64 tokens on, not enough text to tell: fewer than 10 windows"])):
         (axes,) = draw_loss_by_length(summarise(results(windows=windows))).axes
         assert [text.get_text() for text in axes.texts] == words
+
+
+def test_a_picture_for_pages_with_a_button_for_the_theme_is_there_for_both() -> None:
+    found = Page(themed(picture(lambda theme: draw_loss_by_length(summarise(results()), theme), "A & B")))
+    images = [attrs for tag, attrs in found.tags if tag == "img"]
+    assert [each["class"] for each in images] == ["only-light", "only-dark"]
+    assert [each["alt"] for each in images] == ["A & B"] * 2
+    for image, theme, other in zip(images, (LIGHT, DARK), (DARK, LIGHT), strict=True):
+        drawn = base64.b64decode((image["src"] or "").partition("base64,")[2]).decode()
+        assert theme.muted in drawn
+        assert other.muted not in drawn
+    assert "A & B" in "".join(found.text)
+
+
+def test_wide_tables_scroll_in_a_region_that_the_keyboard_reaches(report: Path) -> None:
+    regions = [attrs for tag, attrs in Page(report.read_text(encoding="utf-8")).tags if attrs.get("class") == "scroll"]
+    assert regions
+    for region in regions:
+        assert region["tabindex"] == "0"
+        assert region["role"] == "region"
+        assert region["aria-label"]

@@ -291,7 +291,7 @@ def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: 
 
 
 NUM_CACHED_MASKS = 16
-"""The number of block masks kept for tokens that count one by one. A mask for 131 072 tokens takes 12 MiB."""
+"""The number of block masks kept for tokens that count one by one. A mask for 131,072 tokens takes 12 MiB."""
 BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """The block masks for all other positions, by queries, keys and options."""
 

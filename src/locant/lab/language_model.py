@@ -299,7 +299,7 @@ def _cross_entropy(logits: Float[Tensor, "tokens vocab"], targets: Int[Tensor, "
     """Return the loss of each target in nats. It is zero for a target of -100.
 
     On a CPU, torch's cross entropy adds the terms of a softmax one after the other in float32. For SmolLM2 with its
-    49 152 tokens, the result is 0.0001 nats too low. `logsumexp` adds the terms pairwise, so it is more exact.
+    49,152 tokens, the result is 0.0001 nats too low. `logsumexp` adds the terms pairwise, so it is more exact.
     """
     of_target = logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
     return (logits.logsumexp(-1) - of_target).masked_fill(targets < 0, 0.0)

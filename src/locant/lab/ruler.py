@@ -69,7 +69,7 @@ class RulerTask(NamedTuple):
 
 @cache
 def words() -> list[str]:
-    """Return about 2 300 words from Python's built-in documentation. They depend on the version of Python."""
+    """Return about 2,300 words from Python's built-in documentation. They depend on the version of Python."""
     return sorted({*re.findall(r"\b[a-z]{4,10}\b", sample_text())})
 
 

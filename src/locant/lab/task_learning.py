@@ -2,7 +2,7 @@
 
 Muon (Jordan et al. 2024) trains the matrices of attention and MLP, and AdamW trains all other parameters. With the two
 optimizers, two layers with rotary positions learn to recall 12 pairs in 600 steps. With AdamW alone, they have not
-learned this after 1 500 steps.
+learned this after 1,500 steps.
 
 After a warm-up, the learning rate is constant until half of the longest trained rows are correct, or until two thirds
 of the steps are taken. Then it falls to zero over the same number of steps again. This number is at least 150, unless

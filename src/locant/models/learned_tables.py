@@ -3,7 +3,7 @@
 Three facts decide the row of a position: whether rows come before position 0, how many, and whether the length in the
 configuration counts them. RoBERTa and similar models have position 0 after the row of the padding token, and their
 length counts these rows: 514 rows for 512 positions. BART and similar models have two rows before position 0, which
-their length does not count: 1 026 rows for 1 024 positions.
+their length does not count: 1,026 rows for 1,024 positions.
 """
 
 from __future__ import annotations

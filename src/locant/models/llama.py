@@ -78,7 +78,7 @@ QWEN_2_5_7B = {
     "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,
     "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
 }  # fmt: skip
-"""The instruction-tuned model. Its base model has 131 072 positions."""
+"""The instruction-tuned model. Its base model has 131,072 positions."""
 
 QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 

@@ -18,7 +18,7 @@ from locant.positions.encodings.alibi import ALiBi
 def _chatglm(config: Config) -> Config:
     """Rewrite configurations of ChatGLM2 to GLM-4.
 
-    They have a multiple of the base 10 000, half of each head, and a key for the layout.
+    They have a multiple of the base 10,000, half of each head, and a key for the layout.
     """
     rest = {key: value for key, value in config.items() if key not in ("rope_ratio", "original_rope")}
     base = 10_000.0 * number("rope_ratio", config.get("rope_ratio", 1.0), above=0)

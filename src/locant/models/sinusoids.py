@@ -26,7 +26,7 @@ BASE = 10_000.0
 
 
 def base_with_both_ends(width: int) -> float:
-    """Return the base for which the last frequency is 1 / 10 000, as in tensor2tensor and fairseq."""
+    """Return the base for which the last frequency is 1 / 10,000, as in tensor2tensor and fairseq."""
     return BASE ** (width / (width - 2)) if width > 2 else BASE
 
 

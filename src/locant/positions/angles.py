@@ -11,7 +11,7 @@ device has no float64, each number is the sum of two float32 numbers. In a measu
 had a different last bit.
 
 Cost: 16 KiB of tables per pair, computed in a few milliseconds, once for all layers with the same frequencies. At a
-position below 65 536 an angle takes two row look-ups and four products. Elsewhere it takes up to four look-ups and
+position below 65,536 an angle takes two row look-ups and four products. Elsewhere it takes up to four look-ups and
 twelve products. No cost grows with the sequence.
 """
 

@@ -7,9 +7,9 @@ outputs are merged by their log-sum-exps.
 
 It costs one rotation of queries and keys per class. A cache holds keys without rotation, so every step rotates all
 cached keys. It was measured on one core, with 8 heads of 64 over 4 key heads, in comparison with plain causal
-attention. The forward pass over 8 192 tokens takes 1.1 to 1.3 times the time, and about 100 MB more memory. Forward and
-backward over 4 096 tokens take 1.2 to 1.5 times the time, because no fused kernel has the gradient of a log-sum-exp. A
-decoding step with 8 192 cached keys takes 2.1 to 2.3 times the time.
+attention. The forward pass over 8,192 tokens takes 1.1 to 1.3 times the time, and about 100 MB more memory. Forward and
+backward over 4,096 tokens take 1.2 to 1.5 times the time, because no fused kernel has the gradient of a log-sum-exp. A
+decoding step with 8,192 cached keys takes 2.1 to 2.3 times the time.
 """
 
 from __future__ import annotations

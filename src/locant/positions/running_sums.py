@@ -26,7 +26,7 @@ class RunningSums(HiddenBias):
 
     A token needs one number per head, the running sum within its document. The sum is exact, in float64. So neighbours
     at the end of a long row still have the right difference, and padded, packed or cached rows have the same bits as
-    single rows. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65 536 tokens.
+    single rows. Each number has an error of at most 2**-31, which adds up to 3e-5 in 65,536 tokens.
 
     Args:
         num_heads, d_model, head_slice: as in `HiddenBias`.

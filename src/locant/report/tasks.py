@@ -13,11 +13,13 @@ from locant.lab.task_learning import LEARNED
 from locant.lab.task_summary import RIGHT, Score, reciprocal_ranks, scores
 from locant.report import console
 from locant.report.console import MISSING, show
+from locant.report.page import OVERLAID, small_axes, style_small
 from locant.report.sentences import join_and
 from locant.report.tables import Cell, Row, Table
 from locant.spelling import spell
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NOT_LEARNED = "did not learn"
@@ -26,9 +28,6 @@ FULL = TASK_MULTIPLES[-1] - 1
 
 WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
 """The size of a task's picture in inches, and the number of pictures in a row."""
-
-ASIDE = 0.15
-"""The horizontal spread of the encodings as a share of the trained length, so that whiskers do not hide one another."""
 
 
 def print_tasks(results: Mapping[str, Any]) -> None:
@@ -71,29 +70,32 @@ def _sentence(task: str, found: Sequence[Score]) -> str:
 
 
 def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
-    """Draw the share of right rows by length for each task, as the median over seeds with whiskers for the range."""
+    """Draw the share of right rows by length, as the median over seeds with whiskers for the range.
+
+    Up to `OVERLAID` encodings share a picture for each task. More of them get a picture each, with a curve for a task.
+    """
     found = scores(results)
-    tasks, encodings = _tasks(found), list(dict.fromkeys(score.encoding for score in found))
-    columns, trained = min(COLUMNS, len(tasks)), results["settings"]["task_length"]
-    lines = -(-len(tasks) // columns)
-    figure = theme.blank(WIDTH * columns + 1.8, HEIGHT * lines)
-    for number, task in enumerate(tasks, 1):
-        axes = figure.add_subplot(lines, columns, number)
-        theme.style_axes(axes, title=task, x="items", y="rows right" if number % columns == 1 else "", grid=True)
-        learned = [score for score in found if score.task == task and score.has_learned]
-        for score in learned:
-            color, linestyle, marker = theme.stroke(encodings.index(score.encoding))
-            aside = ASIDE * trained * (encodings.index(score.encoding) / len(encodings) - 0.5)
-            lengths, shares = [length + aside for length in score.by_length], [*score.by_length.values()]
-            middle = [median(each) for each in shares]
-            look: dict[str, Any] = {"color": color, "linestyle": linestyle, "marker": marker, "label": score.encoding}
-            axes.plot(lengths, middle, markersize=4, **look)
-            ends = [[half - min(each), max(each) - half] for half, each in zip(middle, shares, strict=True)]
-            axes.errorbar(lengths, middle, [*zip(*ends, strict=True)], fmt="none", ecolor=color, elinewidth=1)
+    names = [row[0] for row in lengths_table(results).rows]
+    tasks, trained = _tasks(found), results["settings"]["task_length"]
+    if len(names) <= OVERLAID:
+        figure, curves = _by_task(found, tasks, names, theme)
+    else:
+        figure, curves = _by_encoding(found, tasks, names, trained, theme)
+    for axes, number, score in curves:
+        color, linestyle, marker = theme.stroke(number)
+        middle = [median(each) for each in score.by_length.values()]
+        label = score.encoding if len(names) <= OVERLAID else score.task
+        look: dict[str, Any] = {"color": color, "linestyle": linestyle, "marker": marker, "label": label}
+        axes.plot([*score.by_length], middle, markersize=4, **look)
+        ends = [
+            [half - min(each), max(each) - half] for half, each in zip(middle, score.by_length.values(), strict=True)
+        ]
+        axes.errorbar([*score.by_length], middle, [*zip(*ends, strict=True)], fmt="none", ecolor=color, elinewidth=1)
+    for axes in figure.axes:
         axes.axvline(trained, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
         axes.set_xlim(0, trained * (FULL + 1.2))
         axes.set_ylim(-0.03, 1.03)
-        if not learned:
+        if not any(drawn is axes for drawn, _, _ in curves):
             words = {"ha": "center", "color": theme.muted, "fontsize": 9}
             axes.text(0.5, 0.5, NOT_LEARNED, transform=axes.transAxes, **words)  # type: ignore[arg-type]
     drawn = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
@@ -102,6 +104,36 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
     for text in legend.get_texts():
         text.set_color(theme.ink)
     return figure
+
+
+Curves = list[tuple["Axes", int, Score]]
+"""The axes, the number of the stroke, and the score of each curve."""
+
+
+def _by_task(found: Sequence[Score], tasks: Sequence[str], names: Sequence[str], theme: Theme) -> tuple[Figure, Curves]:
+    columns = min(COLUMNS, len(tasks))
+    lines = -(-len(tasks) // columns)
+    figure = theme.blank(WIDTH * columns + 1.8, HEIGHT * lines)
+    curves = Curves()
+    for number, task in enumerate(tasks):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        theme.style_axes(axes, title=task, x="items", y="rows right" if number % columns == 0 else "", grid=True)
+        learned = [score for score in found if score.task == task and score.has_learned]
+        curves += [(axes, names.index(score.encoding), score) for score in learned]
+    return figure, curves
+
+
+def _by_encoding(
+    found: Sequence[Score], tasks: Sequence[str], names: Sequence[str], trained: int, theme: Theme
+) -> tuple[Figure, Curves]:
+    title = f"Rows right by number of items, trained to {trained}. Most tasks learned first"
+    figure, all_axes = small_axes(len(names), title, theme)
+    curves = Curves()
+    for number, (axes, name) in enumerate(zip(all_axes, names, strict=True)):
+        style_small(axes, number, len(names), name, "items", "rows right", theme)
+        learned = [score for score in found if score.encoding == name and score.has_learned]
+        curves += [(axes, tasks.index(score.task), score) for score in learned]
+    return figure, curves
 
 
 def _tasks(found: Sequence[Score]) -> list[str]:

@@ -23,7 +23,7 @@ class Readable(Protocol):
 
 
 def sample_text() -> str:
-    """Return real English text that every CPython contains: its language reference, about 465 000 characters.
+    """Return real English text that every CPython contains: its language reference, about 465,000 characters.
 
     Raises:
         InputError: this Python was installed without `pydoc_data`.

@@ -35,7 +35,7 @@ from locant.positions.score_bias import ByDistance, Lookup, Pairwise, Written
 TILE_BYTES = 2**24
 """The size of a tile's bias over all keys. It determines the number of queries, a power of two, at least MIN_ROWS."""
 DEVICE_TILE_BYTES = 2**29
-"""The size on accelerators, which need many rows to be efficient: 128 rows for up to 32 768 keys of 32 heads."""
+"""The size on accelerators, which need many rows to be efficient: 128 rows for up to 32,768 keys of 32 heads."""
 MIN_ROWS = 16
 
 

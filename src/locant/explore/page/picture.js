@@ -96,7 +96,7 @@ export class Picture {
     const every = Math.ceil(rows.length / ROWS);
     const shown = rows.filter((_, at) => at % every === 0);
     this.table.replaceChildren(html("table", {},
-      html("caption", {}, every > 1 ? `${this.told}: every ${every}th of ${rows.length} rows` : this.told),
+      html("caption", {}, every > 1 ? `${this.told}: one of every ${every} rows, ${shown.length} of ${rows.length}` : this.told),
       html("thead", {}, html("tr", {}, columns.map((name) => html("th", { scope: "col" }, name)))),
       html("tbody", {}, shown.map((row) => html("tr", {}, row.map((value, at) => html(at ? "td" : "th", at ? {} : { scope: "row" }, text(value))))))));
   }

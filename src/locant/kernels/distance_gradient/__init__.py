@@ -1,7 +1,7 @@
 """Attach the gradient of biases that are looked up by distance to the output and log-sum-exp of attention.
 
 FlexAttention sums the gradient of a look-up with an atomic addition for every pair of tokens: 4 billion additions for
-16 384 tokens and 32 heads, in a random order. So FlexAttention uses constant biases. Kernels that only sum in registers
+16,384 tokens and 32 heads, in a random order. So FlexAttention uses constant biases. Kernels that only sum in registers
 compute the gradients of the biases from the results of attention.
 """
 

@@ -9,8 +9,8 @@ so the outputs may be the inputs. Fused multiply-adds are disabled, and products
 every shape. So a single token has the same bits as in a batch.
 
 Cost: each element of q and k is read and written once. In addition 32 bytes per token and pair are read from the tables
-(64 beyond position 65 535), for any number of heads. They come from the L2 cache or nearer. The kernel is compiled for
-each dtype, layout, head and alignment of strides, once below position 65 536 and once above, but not for each length.
+(64 beyond position 65,535), for any number of heads. They come from the L2 cache or nearer. The kernel is compiled for
+each dtype, layout, head and alignment of strides, once below position 65,536 and once above, but not for each length.
 
 It needs Triton 3.4 or newer. It was run in Triton's interpreter and compiled for compute capabilities 8.0, 9.0 and
 10.0, but not yet run or timed on a device.

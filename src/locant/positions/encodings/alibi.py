@@ -53,7 +53,7 @@ class ALiBi(DistanceBias):
         causal mask it does not distinguish earlier keys from later keys.
 
     Tested against:
-        `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072 distances.
+        `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131,072 distances.
 
     >>> ALiBi(4).matrix(6)[0, 0]
     tensor([-0.0000, -0.2500, -0.5000, -0.7500, -1.0000, -1.2500])

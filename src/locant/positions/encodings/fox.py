@@ -29,7 +29,7 @@ class Fox(RunningSums):
         initial: the initial bias of the gates. With 0, as in the paper's models, gates begin near one half. With 5, a
             key loses about 0.7 % of its weight per token.
 
-    On a CPU with two threads, for 8 192 tokens and 8 heads of width 64, it takes 1.3 times the time of plain causal
+    On a CPU with two threads, for 8,192 tokens and 8 heads of width 64, it takes 1.3 times the time of plain causal
     attention and 1.06 times the memory (without queries, keys and values). With the backward pass it takes 2.0 times
     the time.
 

@@ -102,7 +102,7 @@ class Rotary(PositionEncoding):
         head_dim: dimensions per head.
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
         scaling: a scaling of `locant.scaling`, for contexts longer than the trained length. Or a name and a factor:
-            ``"yarn:8"`` for a trained length of 4 096, ``"yarn:8:8192"`` for 8 192.
+            ``"yarn:8"`` for a trained length of 4,096, ``"yarn:8:8192"`` for 8,192.
         layout: the dimensions that form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"`` (the
             paper, GPT-J: 2i with 2i + 1).
         rotary_dim: the number of rotated dimensions, from the first. The rest does not change (GPT-J, NeoX, Phi).

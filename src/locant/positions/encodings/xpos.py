@@ -38,8 +38,8 @@ class XPos(PositionEncoding):
 
     n is the position of a query, and m is the position of a key. c is `center`, and s is `scale_base`. Fast pairs i
     fade most. `center` cancels in the product of q and k and is fixed, so cached keys stay valid. Each of the two
-    factors grows with the distance from `center`, up to `reach` (with the defaults, about 28 000 positions in either
-    direction in float32 and bfloat16, and 2 200 in float16). Positions beyond `reach` raise `RangeError`.
+    factors grows with the distance from `center`, up to `reach` (with the defaults, about 28,000 positions in either
+    direction in float32 and bfloat16, and 2,200 in float16). Positions beyond `reach` raise `RangeError`.
 
     Args:
         head_dim: dimensions per head, an even number.

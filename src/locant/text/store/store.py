@@ -284,7 +284,7 @@ class _Maps:
     """Pages of files at consecutive addresses, mapped as long as an array refers to them.
 
     Python's `mmap`, which `numpy.memmap` uses, keeps a file descriptor for each map (until 3.13), and a process
-    may often have only 1 024 of them. It also cannot place maps at consecutive addresses. This class reserves one range
+    may often have only 1,024 of them. It also cannot place maps at consecutive addresses. This class reserves one range
     of addresses for all files, and each file begins on a new page. The rest of its last page reads as zeros.
     """
 

@@ -8,7 +8,7 @@ These facts about gigatoken (version 0.10) decide how it is used here:
   normalizer, and receives a text only if no version of Unicode changes it.
 * It finds all added tokens in one pass, in their exact spelling. So it is not used if the flags of these tokens make
   `tokenizers` find them in another way (`_why_not_added`).
-* It knows about 4 700 letters, marks and digits that `tokenizers` does not know. So `tokenizers` encodes the text
+* It knows about 4,700 letters, marks and digits that `tokenizers` does not know. So `tokenizers` encodes the text
   around a character that is newer than Unicode 3.2 (2002), between the nearest cuts. Emoji and similar signs are
   exceptions.
 * It caches every word that it has seen, so its memory grows by up to twelve times the text. When it has grown

@@ -9,7 +9,7 @@ into pieces. Only the last piece may be shorter than a row. Pieces are assigned 
 longest piece first, and each piece to the row that it fills up most. Pieces of one size are placed together, so the
 work grows with the number of different sizes. Pieces are packed in blocks of 2**20, so that a row holds neighbours of
 the corpus. Rows are in the order of their first pieces. Measured on two CPU cores: a million documents of 700 tokens on
-average (log-normal) take 0.15 s to pack into rows of 2 048, and fewer than one slot in a thousand stays empty. With one
+average (log-normal) take 0.15 s to pack into rows of 2,048, and fewer than one slot in a thousand stays empty. With one
 window per document, 70 of 100 slots stay empty.
 
 A data loader reads a whole batch from `Windows` with one call, and passes it to its ``collate_fn`` as a sequence of

@@ -99,8 +99,9 @@ export function open(place, page) {
       const isThere = inside && Math.floor(within / (rows * columns)) === frame;
       picture.point(...(isThere ? [Math.floor(within / columns) % rows, within % columns] : []));
     });
-    const place = axes.map((name, axis) => `${name} ${values[3 * token + axis]}`).join(", ");
-    told.textContent = `Token ${token}${inside ? "" : " (text)"} at ${place}: ${number(likeness[token], 3)}. Token ${at} itself has 1. This is the mean cosine over all pairs.`;
+    const place = inside ? `row ${Math.floor(within / columns) % rows}, column ${within % columns} of frame ${Math.floor(within / (rows * columns))}` : "text";
+    const indices = axes.map((name, axis) => `${values[3 * token + axis]} (${name})`).join(", "); // which count the text before, too
+    told.textContent = `Token ${token} (${place}) has the index ${indices}. Its mean cosine to token ${at} over all pairs is ${number(likeness[token], 3)}.`;
   }
 
   const keys = {

@@ -7,8 +7,8 @@
 ``datatrove``  ``00000.ds`` and its index and metadata, per shard      ``DatatroveFolderDataset``
 =============  ======================================================  ==========================================
 
-Tokens of nanoGPT and datatrove have two bytes for up to 65 536 entries of the vocabulary, and four bytes for more.
-Tokens of Megatron-LM and locant have two bytes for up to 65 499 entries. Only the locant format (`formats.locant`)
+Tokens of nanoGPT and datatrove have two bytes for up to 65,536 entries of the vocabulary, and four bytes for more.
+Tokens of Megatron-LM and locant have two bytes for up to 65,499 entries. Only the locant format (`formats.locant`)
 contains hashes and the tokenizer.
 """
 

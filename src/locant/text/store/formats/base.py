@@ -241,7 +241,7 @@ class ExportSource:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the dtype of stored tokens: uint16 below 65 500 vocabulary entries, else int32, as in Megatron-LM."""
+    """Return the dtype of stored tokens: uint16 below 65,500 vocabulary entries, else int32, as in Megatron-LM."""
     if not 1 <= vocab_size <= 2**31:
         raise RangeError(f"got a vocabulary of {vocab_size} entries, expected 1 to 2**31", "use another tokenizer")
     return np.dtype("<u2" if vocab_size < SMALL_VOCABULARY else "<i4")

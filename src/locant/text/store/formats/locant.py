@@ -305,7 +305,7 @@ def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
     sizes.pop(but, None)
     try:
         for name, size in sizes.items():
-            status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # a `Path` for each of 20 000 files would take longer
+            status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # a `Path` for each of 20,000 files would take longer
             if status.st_size != size or not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{folder / name} has {status.st_size} bytes, expected {size}", REMEDY)
     except OSError as error:
