@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from docs.generator import speed
-from locant.report.benchmarks import read_benchmarks
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -85,10 +84,3 @@ def test_a_whole_model_has_a_line_for_each_library() -> None:
 )
 def test_a_missing_row_gives_the_command_that_measures_it(function) -> None:
     assert re.fullmatch(r"This has not been measured yet. Run `python -m benchmarks \w+`.", function({}))
-
-
-def test_the_readme_has_one_digit_of_the_recorded_ratio() -> None:
-    forward = f"{speed.FORWARD}, float32, cpu"
-    rows = part((forward, speed.PLAIN, 1.0, 100.0, 18.2), (forward, "ALiBi, locant auto", 1.26, 126.0, 56.0))
-    assert "on 4 CPU cores ALiBi takes 1.3 times" in speed.readme_claim({"attention": rows})
-    assert speed.readme_claim(read_benchmarks()["cpu"])
