@@ -16,7 +16,6 @@ has length 1 and beta is between 0 and 2. Nothing is divided, so a singular matr
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -116,16 +115,22 @@ class HouseholderPath:
 
     def _spans(self, pairs: Iterator[tuple[int, int]], size: int, step: int) -> list[Span]:
         """Return ranges of slots for pairs of joined blocks, which contain `size` blocks each."""
-        length, ranges = size * self.block, list[tuple[int, int, int, int]]()
+        length = size * self.block
+        ranges: list[tuple[int, int, int, int]] = []  # the compiler cannot call `list[tuple[...]]`
         for i, j in pairs:
             row, column = max(i * length, self.first), j * length
             num_rows = min((i + 1) * length, self.num_tokens) - row
             if num_rows > 0:
                 ranges.append((row - self.first, num_rows, column, min(length, self.num_tokens - column)))
-        spans = list[Span]()
-        for _, group in itertools.groupby(ranges, key=lambda each: (each[0] - each[2], each[1], each[3])):
-            same = list(group)
-            spans.append(Span(*same[0], groups=len(same), step=step * self.block))
+        spans: list[Span] = []
+        for row, num_rows, column, num_columns in ranges:
+            span = Span(row, num_rows, column, num_columns, groups=1, step=step * self.block)
+            last = spans[-1] if spans else span._replace(groups=0)
+            same_sizes = (last.num_rows, last.num_columns) == (num_rows, num_columns)
+            if last.groups and same_sizes and last.row - last.column == row - column:
+                spans[-1] = last._replace(groups=last.groups + 1)
+            else:
+                spans.append(span)
         return spans
 
     def _join(self, size: int) -> None:
