@@ -24,7 +24,7 @@ COMPARISONS = {
     "addition": "--tasks addition --task-length 4 --seeds 0,1,2 --encodings rotary,rotary@abacus,rotary@coupled,fire",
     "addition_hints": "--tasks addition_hints --task-length 4 --seeds 0,1,2 --encodings rotary,fire,fire@randomized",
     "indexing": "--tasks indexing --seeds 0,1,2 --encodings rotary,pope",
-    "data_dependent": "--tasks mqar,copy,flip_flop --seeds 0,1,2 --encodings nope,rotary,fox,selective_rope",
+    "data_dependent": "--tasks mqar,copy,flip_flop --seeds 0,1,2 --encodings nope,rotary,fox,selective_rope,path",
 }
 """By the name of the file: what `locant compare` is asked for."""
 
