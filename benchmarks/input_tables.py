@@ -1,7 +1,8 @@
 """What do n-grams and per-layer embeddings cost beside a token table, in time and in memory?
 
-The peers are `torch.nn.Embedding` and, for the parts of the layers, the code of `transformers`. All tables are in
-memory and in float32. The model is small: 8,192 tokens, a width of 1,024 and 8 layers.
+The peers are `torch.nn.Embedding` and, for the parts of the layers, the code of `transformers`. A square matrix shows
+what a model does for each token anyway. All tables are in memory and in float32. The model is small: 8,192 tokens, a
+width of 1,024 and 8 layers.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ def rows() -> list[Row]:
     ngram_gate = NGramGate(ngrams.output_width, WIDTH)
     per_layer = PerLayerEmbedding(VOCAB, LAYERS, PART, WIDTH)
     layer_gate = PerLayerGate(WIDTH, PART)
-    theirs = _gemma_4()
+    linear, theirs = nn.Linear(WIDTH, WIDTH, bias=False), _gemma_4()
     ids, hidden = torch.randint(VOCAB, (BATCH, LENGTH)), torch.randn(BATCH, LENGTH, WIDTH)
     some_rows, part = torch.randn(BATCH, LENGTH, ngrams.output_width), torch.randn(BATCH, LENGTH, PART)
     parts: dict[str, tuple[Callable[[], Tensor], list[nn.Module]]] = {
         "torch.nn.Embedding": (lambda: tokens(ids), [tokens]),
+        "torch.nn.Linear of this width": (lambda: linear(hidden), [linear]),
         "NGramEmbedding, 16 columns": (lambda: ngrams(ids), [ngrams]),
         "NGramGate of one layer": (lambda: ngram_gate(hidden, some_rows), [ngram_gate]),
         "PerLayerEmbedding, 8 layers": (lambda: per_layer(ids, hidden), [per_layer]),

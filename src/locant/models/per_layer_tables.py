@@ -126,8 +126,12 @@ def per_layer_sizes(config: Config | object) -> tuple[TableSize, ...]:
     if (sizes := _sizes(values)) is None or (layers := integer_at(values, *NUM_LAYERS)) is None:
         return ()
     (num_rows, width), d_model = sizes, integer_at(values, *WIDTHS)
-    shapes = {"per-layer tokens": (num_rows, layers * width), "per-layer projection": (layers * width, d_model)}
-    return tuple(TableSize(name=name, shape=shape) for name, shape in shapes.items() if None not in shape)
+    sides = {"per-layer tokens": (num_rows, layers * width), "per-layer projection": (layers * width, d_model)}
+    return tuple(
+        TableSize(name=name, shape=(rows, columns))
+        for name, (rows, columns) in sides.items()
+        if rows is not None and columns is not None
+    )
 
 
 def _sizes(values: Config) -> tuple[int | None, int] | None:
