@@ -33,7 +33,7 @@ pytestmark = [
 
 TRAINED, LONGEST, SERVED = 64, 4096, 256
 SPREAD = 0.2
-"""The standard deviation of weights. At 0.3, `transformers` in float32 is already 5e-4 nats from float64 on some CPUs."""
+"""The standard deviation of weights. At 0.3, `transformers` in float32 is 5e-4 nats from float64 on some CPUs."""
 IDS = torch.randint(3, 100, (1, 120), generator=torch.Generator().manual_seed(1))
 YARN = {"rope_type": "yarn", "factor": LONGEST / TRAINED, "original_max_position_embeddings": TRAINED}
 LLAMA3 = {

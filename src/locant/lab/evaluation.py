@@ -344,8 +344,8 @@ def _measure(
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:
     """Return the 95 % interval of a mean over adjacent windows, by a circular block bootstrap (Politis & Romano 1992).
 
-    The length of a block is the cube root of the number of windows, and less than that number. The 2 000 samples are the
-    same in every call. The result is ``None`` if a loss is not finite or if there is only one window.
+    The length of a block is the cube root of the number of windows, and less than that number. The 2 000 samples are
+    the same in every call. The result is ``None`` if a loss is not finite or if there is only one window.
 
     >>> interval_of_mean([1.0, 1.0, 1.0]), interval_of_mean([1.0, 2.0])
     ([1.0, 1.0], [1.0, 2.0])
