@@ -51,6 +51,13 @@ def test_a_sentence_states_the_costs_at_two_lengths() -> None:
     assert str(found["frequencies-bfloat16"]) == f"This hardly matters: if there is {expected}"
 
 
+def test_what_costs_nothing_states_how_far_each_model_was_read() -> None:
+    both = {"Model A": {512: 0.0, 8192: 0.001}, "Model B": {2048: 0.0}}
+    assert str(Cost("a bug", both)).endswith(" up to 8,192 tokens in Model A and up to 2,048 tokens in Model B.")
+    both["Model B"][8192] = 0.0
+    assert str(Cost("a bug", both)).endswith(" up to 8,192 tokens in Model A and Model B.")
+
+
 @pytest.mark.usefixtures("record")
 def test_the_most_costly_comes_first_behind_what_is_unknown_and_notes_are_last() -> None:
     unknown, note = (None, True), (None, False)

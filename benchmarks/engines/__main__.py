@@ -130,7 +130,14 @@ def measured(environment: Environment) -> dict[str, Any]:
     if environment.name != DEVELOPMENT:
         _make(environment)
     with tempfile.TemporaryDirectory() as folder:
-        command = (environment.python, "-m", "pytest", "-q", *environment.tests)
+        command = (
+            environment.python,
+            "-m",
+            "pytest",
+            "-q",
+            "--timeout=0",
+            *environment.tests,
+        )  # `SLOWEST` is the limit
         _run("pytest", *command, LOCANT_ENGINE_RESULTS=folder, OMP_WAIT_POLICY="passive")
         rows = list(_rows(environment, Path(folder)))
     if not rows:

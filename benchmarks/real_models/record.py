@@ -64,6 +64,7 @@ class Record:
         kept = {} if anew else read(part, folder)
         same = all(kept.get(key) == value for key, value in self.head.items())
         self._measured: dict[str, dict[str, Any]] = kept.get("measured", {}) if same else {}
+        self._environment: dict[str, Any] | None = kept.get("environment") if same else None
 
     def measure(self, key: str, settings: Mapping[str, Any], function: Callable[[], Any]) -> Any:
         """Return what `function` measures, as JSON holds it. It is not called if the same was measured before.
@@ -80,6 +81,7 @@ class Record:
             value = json.loads(json.dumps(function()))
             seconds = round(time.perf_counter() - began, 1)
             self._measured[key] = kept = {"settings": plain, "seconds": seconds, "value": value}
+            self._environment = environment()
             self.write()
             self.talk(f"{self.part}: {key} ({seconds} s)")
         return kept["value"]
@@ -96,7 +98,7 @@ class Record:
 
     def write(self) -> None:
         """Write the file, as each measurement does. Call it if only the form of the summary has changed."""
-        head = {**self.head, "environment": environment(), "seconds": self.seconds}
+        head = {**self.head, "environment": self._environment or environment(), "seconds": self.seconds}
         parts = [json.dumps(head, indent=1).removesuffix("\n}")]
         if self.summary is not None:
             parts.append(f' "summary": {json.dumps(self.summary(self.measured), indent=1)}')

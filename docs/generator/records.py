@@ -69,7 +69,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
             lines.extend(
                 _row(
                     f"{' '.join([engine, *dict.fromkeys(row['version'] for row in rows)])} ({part['measured']})",
-                    [f"{row['subject']}: {difference(row)}" for row in rows],
+                    [f"{row['subject']}: {difference(row)}{_own_day(row)}" for row in rows],
                     [f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows)],
                     [re.sub(ADDRESS, r"[source](\g<0>)", each) for each in part["cannot"].get(engine, [])],
                 )
@@ -77,6 +77,15 @@ def engines(record: dict[str, Any] | None = None) -> str:
         if "not_repeated" in part:
             late.append(f"\nNot measured again: {name} ({part['not_repeated']}).")
     return "\n".join([*lines, ":::", *late])
+
+
+def _own_day(row: dict[str, Any]) -> str:
+    """Return the day of a row that was measured alone, after the other rows of its part.
+
+    >>> _own_day({"measured": "2026-11-29"}), _own_day({})
+    (' (2026-11-29)', '')
+    """
+    return f" ({row['measured']})" if "measured" in row else ""
 
 
 def difference(row: dict[str, Any]) -> str:

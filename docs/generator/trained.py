@@ -141,9 +141,18 @@ def learned_rows(summary: Mapping[str, Any]) -> str:
             ([name, f"{each['mean']:.3f}", f"{each['lowest']:.3f}"] for name, each in long.items()),
         ),
         "",
-        f"A second calculation by NumPy and `sentence-transformers` differs by {summary['check']:.5f} at most.",
+        f"A second calculation by NumPy and `sentence-transformers` differs by {_at_most(summary['check'])}.",
     ]  # fmt: skip
     return "\n".join(told)
+
+
+def _at_most(difference: float) -> str:
+    """Return the bound of a difference that is recorded with five decimals.
+
+    >>> _at_most(0.0), _at_most(0.00012)
+    ('less than 0.00001', '0.00012 at most')
+    """
+    return f"{difference:.5f} at most" if difference else "less than 0.00001"
 
 
 def pictures(folder: Path = RESULTS) -> dict[str, Callable[..., Any]]:

@@ -46,8 +46,10 @@ class Cost(NamedTuple):
     def __str__(self) -> str:
         """Return one sentence on how much the mistake matters, with the evidence."""
         if not self.matters:
-            longest = max(length for by_length in self.nats.values() for length in by_length)
-            where = f"up to {longest:,} tokens in {' and '.join(self.nats)}"
+            titles: dict[int, list[str]] = {}
+            for title, by_length in self.nats.items():
+                titles.setdefault(max(by_length), []).append(title)
+            where = " and ".join(f"up to {length:,} tokens in {' and '.join(of)}" for length, of in titles.items())
             return f"This hardly matters: if {self.mistake}, the loss rises by less than {SMALL} nats {where}."
         parts = [_rises(by_length, title) for title, by_length in self.nats.items()]
         return f"This matters: if {self.mistake}, the loss rises {', and '.join(parts)}."

@@ -64,7 +64,7 @@ def test_a_verb_reads_a_file_as_it_reads_the_folder(verb: str, model: str, succe
 
 
 def test_what_is_tuned_from_a_file_is_a_folder(model: str, folder: Path, succeeds: Run) -> None:
-    long = folder / "a-path-of-more-than-eighty-characters" / "as-deep-folders-have"
+    long = folder / ("a-long-name-" * 8)
     said = succeeds(f"tune tiny.gguf text.txt --with alibi --length 16 --steps 1 --batch 2 -o {long}").stdout
     assert said.splitlines()[-1] == f"locant.checkpoints.load_swapped({str(long)!r})", "it can be copied"
     long.rename(folder / "tuned")

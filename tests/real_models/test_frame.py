@@ -72,12 +72,19 @@ def test_what_is_recorded_is_measured_again_only_if_something_changed(tmp_path, 
             assert value == {"loss": [3]}
 
     part()
+    written = (tmp_path / "a-part.json").read_text()
+    monkeypatch.setattr(record, "environment", lambda: {"machine": "another"})
     if changed == "versions":
         monkeypatch.setattr(record, "_version", lambda package: "another")
     if changed == "weights":
         monkeypatch.setitem(weights.MODELS, "smollm2", weights.MODELS["smollm2"]._replace(sha256="another"))
     part(anew=changed == "anew", length=1024 if changed == "settings" else 512)
     assert len(measured) == (2 if changed == "nothing" else 4)
+    again = record.Record("a-part", ["smollm2"], folder=tmp_path)
+    again.write()
+    assert ((tmp_path / "a-part.json").read_text() == written) == (changed == "nothing")
+    is_other = record.read("a-part", tmp_path)["environment"] == {"machine": "another"}
+    assert is_other == (changed != "nothing"), "the environment is that of the measurements"
 
 
 def test_a_part_that_was_stopped_goes_on_where_it_was(tmp_path):

@@ -32,6 +32,7 @@ ROUNDED_ANGLES = 2.0**-3
 
 NEGLIGIBLE = 1e-2
 """Changes of an angle by a cast are ignored up to this size, in radians at positions up to 4,097."""
+UNEXPLAINED = "which no known rounding explains"
 
 ARRANGED = {
     "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
@@ -350,8 +351,9 @@ class RotationReport(Report):
         for kind in dict.fromkeys(kinds.values()):
             casts = {dtype: each for dtype, each in harmed.items() if kinds[dtype] == kind}
             off = " and ".join(spell(error, 2) for error, _ in casts.values())
-            why = " and ".join(why or "no rounding that is known" for _, why in casts.values())
-            off = f"{'at least' if self.sampled else 'up to'} {off} radians, as with {why}"
+            reasons = dict.fromkeys(why or "no known rounding" for _, why in casts.values())
+            explained = f"as with {' and '.join(reasons)}" if any(each[1] for each in casts.values()) else UNEXPLAINED
+            off = f"{'at least' if self.sampled else 'up to'} {off} radians, {explained}"
             phrase = f"Casting its module to {' or '.join(casts)} casts its table: angles up to position"
             yield Finding(f"{phrase} {min(CAST_UP_TO, self.last):,} are then off by {off}.", kind)
         if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
