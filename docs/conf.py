@@ -64,6 +64,7 @@ napoleon_custom_sections = ["Limits", "Tested against"]
 html_theme = "pydata_sphinx_theme"
 html_title = f"locant {__version__}"
 html_math_renderer = "mathml"
+html_context = {"default_mode": "auto"}  # as the system; without it the theme complains in the console
 html_static_path = ["_static"]
 html_css_files = ["locant.css"]
 html_js_files = [("table.js", {"defer": "defer"})]

@@ -18,6 +18,7 @@ from locant.explore.screens.known_bugs import ENTRIES
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import EVALUATED, SCREENS
+from tests.lab.fabricated import results
 from tests.minilm import MINILM
 from tests.tolerances import SEVEN_DIGITS
 
@@ -277,6 +278,38 @@ def test_pointing_at_one_picture_is_shown_in_the_others(opened: Opens) -> None:
     told = page.inner_text("[data-picture=map-2] .read")
     assert page.locator("[data-picture=map-1] .read").inner_text().partition("at")[2] == told.partition("at")[2]
     assert "At distance 3" in page.locator("[data-picture=score-by-distance] .note").inner_text()
+
+
+def test_of_many_curves_the_one_that_is_pointed_at_has_its_colour(opened: Opens, tmp_path: Path) -> None:
+    losses = {f"e{number}": [(4.0 - number / 8,) * 4] for number in range(9)}
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "results.json").write_text(json.dumps(results(losses)))
+    with explorer(str(tmp_path / "report")) as (address, _):
+        page = opened("results?report=report", at=address)
+        chart = "[data-picture=loss-by-length]"
+        color = """name => [...document.querySelectorAll(`${name} .series`)].map((each) =>
+            [each.classList.contains("grey"), getComputedStyle(each.querySelector(".curve")).stroke])"""
+        assert "Point at a curve or a name" in page.inner_text(f"{chart} .note")
+        drawn = page.evaluate(color, chart)
+        assert len(drawn) == 9
+        assert [grey for grey, _ in drawn].count(False) == 1
+        assert len({stroke for grey, stroke in drawn if grey}) == 1
+        before = next(stroke for grey, stroke in drawn if not grey)
+        page.hover(f"{chart} .legend li:nth-child(3)")
+        drawn = page.evaluate(color, chart)
+        assert [grey for grey, _ in drawn] == [True] * 8 + [False]  # above the others
+        assert drawn[-1][1] not in (before, drawn[0][1])
+        page.hover(f"{chart} .glass")  # values beside names may take another line, and the picture moves down
+        box = page.locator(f"{chart} .glass").bounding_box()
+        assert box is not None
+        for share, curve in ((0.02, 0), (0.98, 8)):  # the highest loss, then the lowest
+            page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * share)
+            heights = page.evaluate(
+                f"() => [...document.querySelectorAll('{chart} .series .curve')].map((each) => each.getBBox().y)"
+            )
+            own = page.evaluate(f"() => document.querySelector('{chart} .series:not(.grey) .curve').getBBox().y")
+            assert own == sorted(heights)[curve]
+        page.close()
 
 
 def test_a_moving_slider_leaves_the_curves_of_before(opened: Opens) -> None:

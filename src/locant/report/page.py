@@ -168,10 +168,10 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
             else:
                 _grey(axes, *curves[row.encoding], theme)
         axes.set_xlim(0, longest)
-        marked = _mark_training_length(axes, summary, theme)
+        _mark_training_length(axes, summary, theme)
     if len(parts) == 1:
         axes = parts[0][0]
-        if marked:
+        if longest > summary.train_length:
             low, high = axes.get_ylim()
             axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
             words, place, ends = " not seen in training →", (summary.train_length, 0.985), ("data", "axes fraction")
@@ -249,9 +249,7 @@ def _bin_means(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
     return middles, [Cell(mean=mean, low=low, high=high, deviation=0.0) for mean, low, high in means]
 
 
-def _mark_training_length(axes: Axes, summary: Summary, theme: Theme) -> bool:
-    """Draw a line at the training length if there are longer windows, and return whether there are."""
-    longer = summary.lengths[-1] > summary.train_length
-    if longer:
+def _mark_training_length(axes: Axes, summary: Summary, theme: Theme) -> None:
+    """Draw a line at the training length if there are longer windows."""
+    if summary.lengths[-1] > summary.train_length:
         axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
-    return longer

@@ -75,7 +75,7 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
     Up to `OVERLAID` encodings share a picture for each task. More of them get a picture each, with a curve for a task.
     """
     found = scores(results)
-    names = [row[0] for row in lengths_table(results).rows]
+    names = [str(name) for name, *_ in lengths_table(results).rows]
     tasks, trained = _tasks(found), results["settings"]["task_length"]
     if len(names) <= OVERLAID:
         figure, curves = _by_task(found, tasks, names, theme)

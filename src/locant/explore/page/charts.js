@@ -3,14 +3,17 @@
 import { number } from "./drawing/axes.js";
 import { strip } from "./drawing/boxes.js";
 import { heatMap } from "./drawing/heat_map.js";
-import { lineChart, nearest } from "./drawing/line_chart.js";
+import { lineChart, MOST, nearest } from "./drawing/line_chart.js";
 import { mapTable } from "./picture.js";
+
+const CHOOSE = "Point at a curve or a name to see it in colour.";
 
 // `series` and what else `lineChart` takes. `words` of a value, its place and its series stand in the legend where the
 // pointer is, or else at `rest`: `picture.tell(place)` writes them. `hover`: instead of that. `legend` and `table`: default:
 // of the series.
 export function showCurves(picture, { title, note, python, legend, table, rest = null, words = (value) => number(value), hover, ...chart }) {
   const shown = chart.series.filter((one) => !one.faint);
+  const isMany = shown.length > MOST;
   const columns = shown.flatMap(({ name, values, low, high }) => [[name, values], ...(low ? [[`${name}, from`, low], [`${name}, to`, high]] : [])]);
   picture.tell = (at) => {
     picture.point(at);
@@ -18,7 +21,7 @@ export function showCurves(picture, { title, note, python, legend, table, rest =
     picture.read(shown.map((one) => (at === null ? "" : words(one.values[own(one)], at, one))));
   };
   picture.show({
-    title, note, legend: legend ?? shown, python,
+    title, note: isMany ? [note, CHOOSE].filter(Boolean).join(" ") : note, legend: legend ?? shown, python,
     table: table ?? (() => ({
       columns: [chart.x.label, ...columns.map(([name]) => name)],
       rows: Array.from(chart.x.values, (place, at) => [place, ...columns.map(([, values]) => values[at])]),
@@ -26,6 +29,11 @@ export function showCurves(picture, { title, note, python, legend, table, rest =
     draw: (plot) => lineChart(plot, { ...chart, hover: hover ?? ((at) => picture.tell(at ?? rest)) }),
   });
   if (!hover) picture.tell(rest);
+  if (!isMany || legend) return;
+  [...picture.legend.children].forEach((entry, number) => {
+    entry.tabIndex = 0;
+    for (const event of ["pointerenter", "focus"]) entry.addEventListener(event, () => picture.drawn.choose(chart.series.indexOf(shown[number])));
+  });
 }
 
 // `values`, `x`, `y`, `color`, `hover` and `press` as of `heatMap`; `corner`, `columns` and `rows` name those of the table.

@@ -5,7 +5,10 @@ import { axes, leftFor, linear, logarithmic, MARGIN, tick } from "./axes.js";
 
 // x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps, dots, at}],
 // where `at` are places of its own in the place of those of x;
-// marks: [{at, label}] are places on the x axis, levels: [{at, label}] on the y axis. Returns {point(index)}.
+// marks: [{at, label}] are places on the x axis, levels: [{at, label}] on the y axis. Of more than `MOST` series one has its
+// colour, and the others are grey: `choose(number)`, or the one next to the pointer. Returns {point(index), choose}.
+export const MOST = 6; // as many colours as there are
+
 export function lineChart(plot, { x, y, series, marks = [], levels = [], hover = () => {} }) {
   const { width, height } = plot;
   const [low, high] = bounds(y, series);
@@ -29,28 +32,40 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
     const late = across(at) > area.x + area.width * 0.7;
     inside.append(svg("text", { class: "tick", x: across(at) + (late ? -5 : 5), y: area.y + 10, "text-anchor": late ? "end" : "start" }, label));
   }
-  for (const one of series) {
+  const groups = series.map(() => svg("g", { class: "series" }));
+  inside.append(...groups);
+  series.forEach((one, number) => {
     const [name, shape] = one.dots ? ["whiskers", whiskers] : ["band", band]; // many bands make one grey
-    if (one.low) inside.append(svg("path", { class: `${name} slot-${one.slot}`, d: shape(x.values, one, across, up) }));
-  }
-  for (const one of series) {
+    if (one.low) groups[number].append(svg("path", { class: `${name} slot-${one.slot}`, d: shape(x.values, one, across, up) }));
     const places = one.at ?? x.values;
     const d = path(places, one.values, across, up, one.steps);
-    inside.append(svg("path", { class: `curve slot-${one.slot}${one.faint ? " faint" : ""}`, d }));
-    if (one.dots) places.forEach((value, at) => one.values[at] && inside.append(svg("circle", { class: `dot slot-${one.slot}`, r: 3, cx: across(value), cy: up(one.values[at]) })));
-  }
+    groups[number].append(svg("path", { class: `curve slot-${one.slot}${one.faint ? " faint" : ""}`, d }));
+    if (one.dots) groups[number].append(...Array.from(places, (value, at) => one.values[at] && svg("circle", { class: `dot slot-${one.slot}`, r: 3, cx: across(value), cy: up(one.values[at]) })).filter(Boolean));
+  });
+  const isMany = series.filter((one) => !one.faint).length > MOST;
+  let chosen = null;
+  const choose = (number) => {
+    if (!isMany || number === chosen) return;
+    chosen = number;
+    groups.forEach((group, at) => group.classList.toggle("grey", at !== chosen && !series[at].faint));
+    cross.before(groups[chosen]); // above the others
+  };
   const cross = svg("g", { class: "cross", visibility: "hidden" }, svg("line", { class: "cursor", y1: area.y, y2: area.y + area.height }));
   const dots = series.filter((one) => !one.faint).map((one) => [one, svg("circle", { class: `dot slot-${one.slot}`, r: 3.5 })]);
   cross.append(...dots.map(([, dot]) => dot));
   inside.append(cross);
+  choose(0);
   const glass = svg("rect", { ...area, fill: "transparent", class: "glass" });
   glass.addEventListener("pointermove", (event) => {
     const place = event.clientX - plot.svg.getBoundingClientRect().left;
-    hover(nearest(x.values, across.invert(place)));
+    const index = nearest(x.values, across.invert(place));
+    if (isMany) choose(closest(series, index, up.invert(event.clientY - plot.svg.getBoundingClientRect().top), x.values));
+    hover(index);
   });
   glass.addEventListener("pointerleave", () => hover(null));
   plot.svg.append(glass);
   return {
+    choose,
     point(index) {
       const isThere = Number.isInteger(index);
       cross.setAttribute("visibility", isThere ? "visible" : "hidden");
@@ -58,7 +73,7 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
       for (const end of ["x1", "x2"]) cross.firstChild.setAttribute(end, across(x.values[index]));
       for (const [{ at: places, values }, dot] of dots) {
         const own = places ? nearest(places, x.values[index]) : index;
-        const seen = Number.isFinite(values[own]);
+        const seen = Number.isFinite(values[own]) && (!isMany || series[chosen].values === values);
         dot.setAttribute("visibility", seen ? "inherit" : "hidden");
         if (!seen) continue;
         dot.setAttribute("cx", across((places ?? x.values)[own]));
@@ -66,6 +81,15 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
       }
     },
   };
+}
+
+// The number of the curve that is nearest to a height at a place.
+function closest(series, index, height, values) {
+  const away = series.map((one) => {
+    const value = one.values[one.at ? nearest(one.at, values[index]) : index];
+    return one.faint || !Number.isFinite(value) ? Infinity : Math.abs(value - height);
+  });
+  return away.indexOf(Math.min(...away));
 }
 
 function bounds(y, series) {
