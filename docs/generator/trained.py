@@ -18,6 +18,8 @@ from locant.figures.canvas import SIGNED, THEMES
 __all__ = ["audits", "draw_learned_rows", "engine_file", "learned_rows", "page", "pictures"]
 
 RESULTS = ROOT / "benchmarks" / "results" / "real_models"
+SHOWN = 3
+"""The largest number of readings in a cell."""
 
 
 def page(folder: Path = RESULTS) -> str:
@@ -65,13 +67,24 @@ def audits(summary: Mapping[str, Any]) -> str:
     head = "model", "the copy claims", "outcome", "best reading", "within noise", "nats gained", "windows", "seconds"
     lines = (
         [
-            row["model"], row["sentence"], row["outcome"], row["best"], "; ".join(row["within_noise"]),
+            row["model"], row["sentence"], row["outcome"], row["best"], _shorten(row["within_noise"]),
             f"{row['gain']:.3f}", f"{row['windows']} of {', '.join(f'{length:,}' for length in row['lengths'])}",
             f"{row['seconds']:.0f}",
         ]
         for row in rows
     )  # fmt: skip
     return f"{told}\n\n{_table(head, lines)}"
+
+
+def _shorten(readings: Sequence[str]) -> str:
+    """Join readings. Of more than `SHOWN` name the first ones.
+
+    >>> _shorten(["a", "b", "c"]), _shorten(["a", "b", "c", "d"])
+    ('a; b; c', 'a; b; and 2 others')
+    """
+    if len(readings) <= SHOWN:
+        return "; ".join(readings)
+    return "; ".join([*readings[: SHOWN - 1], f"and {len(readings) - SHOWN + 1} others"])
 
 
 def engine_file(summary: Mapping[str, Any]) -> str:
