@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +70,10 @@ def _with_gradients(call: Callable[[], Tensor]) -> Callable[[], None]:
 
 def _gemma_4() -> Gemma4TextModel:
     """A model with these tables and almost nothing else."""
+    full_attention: dict[str, Any] = {"global_head_dim": 8}  # which its signature does not name
     config = Gemma4TextConfig(
         vocab_size=8, vocab_size_per_layer_input=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS,
         hidden_size_per_layer_input=PART, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1,
-        head_dim=8, global_head_dim=8, pad_token_id=0,
+        head_dim=8, pad_token_id=0, **full_attention,
     )  # fmt: skip
     return Gemma4TextModel(config)

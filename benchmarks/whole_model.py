@@ -139,7 +139,8 @@ class Model(nn.Module):
     def forward(self, ids: Tensor, cache: Cache | None = None, start: int = 0) -> Tensor:
         stop = start + ids.shape[1]
         if hasattr(self, "cos"):
-            where: Any = (self.cos[start:stop], self.sin[start:stop])
+            cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
+            where: Any = (cos[start:stop], sin[start:stop])
         else:
             where = self.rotary, Positions.after(start, ids.shape[1], device=ids.device)
         x = self.embed_tokens(ids)
@@ -236,7 +237,8 @@ def _transformers(size: Size, weights: dict[str, Tensor]) -> Contender:
         max_position_embeddings=size.prompt + size.length,
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(DEVICE)
+    model: Any = LlamaForCausalLM(config)
+    model.to(DEVICE)
     model.load_state_dict({name if name.startswith("lm_head") else f"model.{name}": x for name, x in weights.items()})
 
     def decoder(prompt: Tensor) -> Logits:

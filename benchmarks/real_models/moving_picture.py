@@ -100,8 +100,9 @@ def draw(record: Mapping[str, Any], theme: Theme, length: int = LENGTH) -> str:
         hidden, shown = f"0%, {share:.1f}% {{ opacity: 0 }}", f"{share + 3:.1f}%, 100% {{ opacity: 1 }}"
         rules.append(f"@keyframes {name} {{ {hidden} {shown} }}")
         rules.append(f".{name} {{ animation: {name} {SECONDS}s linear infinite }}")
-        told = [line.format(breaks=f"{each.breaks:,}") for line in BUGS[key]]
-        words.append(f'<g class="{name}">{_label(places[number + 1], *told, color, theme)}</g>')
+        first_line, second_line = (line.format(breaks=f"{each.breaks:,}") for line in BUGS[key])
+        label = _label(places[number + 1], first_line, second_line, color, theme)
+        words.append(f'<g class="{name}">{label}</g>')
     across = "".join(f"M{LEFT} {y(rise):.1f}H{RIGHT}" for rise in range(STEP, highest + 1, STEP))
     grid = f'<path d="{across}" stroke="{theme.grid}"/>'
     title = f"Four position bugs that a short test does not show: {record['weights'][MODEL]['title']}"

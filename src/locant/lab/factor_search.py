@@ -91,9 +91,9 @@ def search_factors(
     lowest = min(losses, key=lambda factors: losses[factors])
     return LongFactors(
         values=lowest,
-        origin=f"the long factors were searched on {corpus.name}, {count} window{'s' * (count > 1)} of {length:,} tokens: "
-        f"loss {losses[first[0]]:.4f} with those of YaRN's ramp, {losses[lowest]:.4f} with these, the best of {len(losses)} "
-        f"that {record} holds; the short ones are 1",
+        origin=f"the long factors were searched on {corpus.name}, {count} window{'s' * (count > 1)} of "
+        f"{length:,} tokens: loss {losses[first[0]]:.4f} with those of YaRN's ramp, {losses[lowest]:.4f} with these, "
+        f"the best of {len(losses)} that {record} holds; the short ones are 1",
     )
 
 
