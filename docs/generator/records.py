@@ -30,7 +30,7 @@ def recorded(names: Collection[str] | None = None) -> str:
     """Return how many encodings the results have, and which they lack.
 
     >>> recorded(["rotary", "alibi"]).partition(":")[0]
-    'The results have 2 of 32 encodings'
+    'The results have 2 of 34 encodings'
     """
     measured = recorded_names() if names is None else names
     shown, missing = ([f"`{name}`" for name in encodings() if (name in measured) is there] for there in (True, False))

@@ -146,7 +146,15 @@ def test_the_python_of_the_screen_gives_its_numbers(monkeypatch: pytest.MonkeyPa
 
 def test_what_means_nothing_for_a_text_is_left_out() -> None:
     offered = encodings_of_text()
-    left_out = {"continuous_grid_bias", "convolutional", "decomposed", "grid_bias", "learned_grid", "rope_mixed"}
+    left_out = {
+        "continuous_grid_bias",
+        "convolutional",
+        "decomposed",
+        "grid_bias",
+        "learned_grid",
+        "path",
+        "rope_mixed",
+    }
     assert {*encodings()} - {*offered} == left_out
     with pytest.raises(RangeError, match="grid_bias"):
         numbers_of("compare", **{"1": "grid_bias"})

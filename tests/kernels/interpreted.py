@@ -56,7 +56,12 @@ def _without_kernels_of(package: str) -> Iterator[None]:
     yield
     for name in _kernels_of(package):
         del sys.modules[name]
+        parent, _, child = name.rpartition(".")
+        delattr(sys.modules[parent], child)  # an import also makes a module an attribute of its package
     sys.modules.update(usual)
+    for name, module in usual.items():
+        parent, _, child = name.rpartition(".")
+        setattr(sys.modules[parent], child, module)
 
 
 def _kernels_of(package: str) -> dict[str, ModuleType]:

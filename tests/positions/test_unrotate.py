@@ -20,7 +20,7 @@ ROTARY = {
 }
 
 
-LEFT_ALONE = ("dual_chunk", "inkling", "rerope", "self_extend", "fope", "pope")
+LEFT_ALONE = ("dual_chunk", "inkling", "path", "rerope", "self_extend", "fope", "pope")
 """Encodings whose keys are stored as they are; and those under which a key is no rotated one, and never a value."""
 
 

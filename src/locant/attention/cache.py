@@ -33,6 +33,7 @@ from locant.attention.memory import (
     check_lengths,
     new_memory,
     positions_after,
+    require_encoding,
     require_rows,
     zero_slots,
 )
@@ -73,6 +74,8 @@ class KVCache(Cache):
 
     def __init__(self, max_len: int | None = None, *, encoding: PositionEncoding | None = None) -> None:
         self.max_len = None if max_len is None else whole("max_len", max_len, 1, remedy="max_len=None for no limit")
+        if encoding is not None:
+            require_encoding("encoding", encoding, "pass the encoding of the model, or None")
         self._encoding = encoding if encoding is not None and changes_cached_keys(encoding) else None
         self._length = 0
         self._keys: Tensor | None = None

@@ -117,7 +117,9 @@ class Cache:
 
         Everything is checked before the first write. `rows` are further arguments of `append`.
         """
-        _require_rotation(rotary)
+        # `attend` also takes None, which here would hide a missing rotation.
+        remedy = "pass an encoding, such as Rotary(head_dim), or PositionEncoding() for no rotation"
+        require_encoding("rotary", rotary, remedy)
         require_positions(positions)
         rotate_into = rotary.rotation_into_memory(q, k, positions, norm, inplace=inplace)
         slots = None if rotate_into is None else self._reserve(k, v, positions)
@@ -162,6 +164,8 @@ class FixedCache(Cache):
         self._values = new_memory((*shape, value_dim), dtype, device)
         self._index = new_memory(tokens, torch.int64, device)
         self._document = new_memory(tokens, torch.int64, device).fill_(PADDING)
+        if encoding is not None:
+            require_encoding("encoding", encoding, "pass the encoding of the model, or None")
         self._read = None if encoding is None else _new_feature_memory(encoding, tokens, device)
 
     @property
@@ -189,11 +193,11 @@ class FixedCache(Cache):
             raise RangeError(got, f"max_index={positions.max_index}")
 
 
-def _require_rotation(rotary: Any) -> None:
-    """Raise unless this is an encoding. `attend` also takes ``None``, which here would hide a missing rotation."""
-    if not isinstance(rotary, PositionEncoding):
-        got = f"got {short_repr(rotary)} for rotary, expected a PositionEncoding"
-        raise RangeError(got, "pass an encoding, such as Rotary(head_dim), or PositionEncoding() for no rotation")
+def require_encoding(name: str, value: Any, remedy: str) -> PositionEncoding:
+    """Return an encoding. Raise `RangeError` for anything else."""
+    if not isinstance(value, PositionEncoding):
+        raise RangeError(f"got {short_repr(value)} for {name}, expected a PositionEncoding", remedy)
+    return value
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from locant.arguments import one_of, short_repr, whole
+from locant.arguments import Real, one_of, short_repr, whole
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.extension import Extension
 from locant.errors import InputError, LocantError, Remedy
@@ -341,7 +341,7 @@ def _measure(
     }  # fmt: skip
 
 
-def interval_of_mean(values: Sequence[float]) -> list[float] | None:
+def interval_of_mean(values: Sequence[Real]) -> list[float] | None:
     """Return the 95 % interval of a mean over adjacent windows, by a circular block bootstrap (Politis & Romano 1992).
 
     The length of a block is the cube root of the number of windows, and less than that number. The 2,000 samples are

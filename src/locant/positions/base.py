@@ -463,9 +463,10 @@ def changes_cached_keys(encoding: PositionEncoding) -> bool:
     return type(encoding).settle_keys is not PositionEncoding.settle_keys
 
 
-def has_pair_sets(encoding: PositionEncoding) -> bool:
+def has_pair_sets(encoding: PositionEncoding | type[PositionEncoding]) -> bool:
     """Return whether attention needs `PositionEncoding.pair_sets`."""
-    return type(encoding).pair_sets is not PositionEncoding.pair_sets
+    kind = encoding if isinstance(encoding, type) else type(encoding)
+    return kind.pair_sets is not PositionEncoding.pair_sets
 
 
 def effective_score_bias(

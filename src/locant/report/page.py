@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from locant.arguments import Real
 from locant.extras import install_command, is_installed
 from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
@@ -218,12 +219,12 @@ def style_small(axes: Axes, number: int, count: int, title: str, x: str, y: str,
     axes.tick_params(labelleft=is_left, labelbottom=is_below, labelsize=8)
 
 
-def _grey(axes: Axes, x: Sequence[float], cells: Sequence[Cell], theme: Theme) -> None:
+def _grey(axes: Axes, x: Sequence[Real], cells: Sequence[Cell], theme: Theme) -> None:
     axes.plot(x, [cell.mean for cell in cells], color=theme.muted, alpha=0.3, linewidth=0.8, zorder=1)
 
 
 def _curve(
-    axes: Axes, x: Sequence[float], cells: Sequence[Cell], summary: Summary, row: Row, theme: Theme, **style: Any
+    axes: Axes, x: Sequence[Real], cells: Sequence[Cell], summary: Summary, row: Row, theme: Theme, **style: Any
 ) -> tuple[str, str]:
     """Draw a mean and whiskers, in the colour and marker that an encoding has in both pictures.
 

@@ -21,6 +21,8 @@ import numpy as np
 from locant.arguments import one_of
 from locant.errors import InputError, LocantError
 from locant.explore.session import Session, State
+from locant.positions.base import has_pair_sets
+from locant.positions.encodings.convolutional import Convolutional
 from locant.positions.registry import encodings
 
 __all__ = [
@@ -47,9 +49,15 @@ class Screen:
 
 
 def encodings_of_text() -> list[str]:
-    """Return the names of encodings for pairs of text tokens, without encodings of images and convolutions."""
-    others = {"height", "num_axes", "kernel_size"}
-    return [name for name, kind in encodings().items() if not others & {*inspect.signature(kind).parameters}]
+    """Return the names of encodings whose scores of two text tokens depend on these tokens alone.
+
+    Encodings of images, convolutions and encodings of the tokens between two others (PaTH) are left out.
+    """
+    of_images = {"height", "num_axes"}
+    return [
+        name for name, kind in encodings().items()
+        if not (of_images & {*inspect.signature(kind).parameters} or kind is Convolutional or has_pair_sets(kind))
+    ]  # fmt: skip
 
 
 @cache

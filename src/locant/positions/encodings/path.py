@@ -85,9 +85,11 @@ class PaTH(PositionEncoding):
         The product of matrices of every pair in NumPy, forward and every gradient, and the blocks of the authors'
         reference.
 
+    >>> import locant
     >>> path, x, q = PaTH(8, 64, 512), torch.randn(2, 5, 512), torch.randn(2, 8, 5, 64)
     >>> positions = path.read(x, Positions.arange(5))
-    >>> locant.attend(*path.rotate(q, q, positions), q, encoding=path, positions=positions).shape
+    >>> q, k = path.rotate(q, q, positions)
+    >>> locant.attend(q, k, q, encoding=path, positions=positions).shape
     torch.Size([2, 8, 5, 64])
     """
 
