@@ -138,10 +138,11 @@ def _tuned(summary: Mapping[str, Any], rows: Mapping[str, Any], best: str) -> st
             continue
         is_worth = after[part] < rival - MATTERS
         is_better = is_better or is_worth
+        is_close = abs(after[part] - rival) <= MATTERS
+        compared = "better than" if is_worth else "hardly different from" if is_close else "worse than"
         parts.append(
             f"{run['steps']} steps of {_number(run['length'])} tokens take {name(way)} from {_loss(before[part])} to "
-            f"{_loss(after[part])} at {_number(int(length))} tokens, which is {'' if is_worth else 'not '}better than "
-            f"{_loss(rival)} with {other}"
+            f"{_loss(after[part])} at {_number(int(length))} tokens, which is {compared} {_loss(rival)} with {other}"
         )
     if not parts:
         return "No training is recorded."
@@ -167,20 +168,26 @@ def how_far(record: Mapping[str, Any] | None = None) -> str:
 
 
 def _rows(length: int, rows: Mapping[str, Any], trained: int) -> str:
-    first = next(iter(rows.values()))
+    """Return the table of losses and the table of numbers found."""
+    first, is_long = next(iter(rows.values())), length > trained
     stretches = [f"{_number(begin)} to {_number(end)}" for begin, end, _ in first["by_position"]]
-    is_long = length > trained
-    head = ["positions", *stretches, *(["against own, cut"] if is_long else ["against own"]), "found"]
-    head += ["nats of a number"]
-    head += [f"found, from {_number(trained)} back", "nats of such a number"] if is_long else []
-    lines = []
-    for way, row in rows.items():
-        line = [name(way), *(_loss(loss) for _, _, loss in row["by_position"])]
-        line += [_change(row.get("against_cut" if is_long else "against_own")), f"{row['found']} of {row['asked']}"]
-        line += [_nats(row["nats"])]
-        line += [f"{row['found_far']} of {row['asked_far']}", _nats(row["nats_far"])] if is_long else []
-        lines.append(line)
-    return _table(head, lines)
+    losses = [
+        [
+            name(way), *(_loss(loss) for _, _, loss in row["by_position"]),
+            _change(row.get("against_cut" if is_long else "against_own")),
+        ]
+        for way, row in rows.items()
+    ]  # fmt: skip
+    answers = [
+        [
+            name(way), f"{row['found']} of {row['asked']}", _nats(row["nats"]),
+            *([f"{row['found_far']} of {row['asked_far']}", _nats(row["nats_far"])] if is_long else []),
+        ]
+        for way, row in rows.items()
+    ]  # fmt: skip
+    far = [f"found, {_number(trained)} or more tokens back", "nats of such a number"] if is_long else []
+    table = _table(["positions", *stretches, f"against own{', cut' if is_long else ''}"], losses)
+    return f"{table}\n\n{_table(['positions', 'numbers found', 'nats of a number', *far], answers)}"
 
 
 def _tunings(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
