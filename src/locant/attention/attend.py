@@ -264,13 +264,13 @@ def _attend_by_set(backend: BackendName, encoding: PositionEncoding, inputs: Att
 
 
 def _has_elements(inputs: AttentionInputs) -> bool:
-    return all(x.numel() for x in (inputs.q, inputs.k, inputs.v))
+    return bool(inputs.q.numel() and inputs.v.numel())  # each size of k is a size of q or v
 
 
 def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:
     choice = choose_backend(backend, inputs)
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
-    has_elements = bool(inputs.q.numel() and inputs.v.numel())  # k has the sizes of q or v
+    has_elements = _has_elements(inputs)
     if choice.method is not None and not eager and has_elements:
         return tiled_attention(inputs, choice.method)
     inputs = inputs.without_padding()
