@@ -104,6 +104,9 @@ def attend(
     and `v` are not copied, because a copy of a cache would take ten times as long as its attention. `KVCache` stores
     zeros at padding. Any other cache must contain finite numbers at padding.
 
+    A NaN or an infinity in `k` or `v` can reach other documents of a packed row, because torch's kernels multiply
+    hidden values by zero. Encodings do not spread it.
+
     Rotary encodings act before attention. Pass `q` and `k` as `encoding.rotate` returned them, so that a cache can hold
     rotated keys. Without a cache, ``rotate=True`` rotates both tensors. Otherwise a rotary encoding has no effect.
 

@@ -100,13 +100,19 @@ class RunningSums(HiddenBias):
 
 
 def _sum_within_documents(steps: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
-    """Return running sums that restart with every document. They follow the order of tokens, not their slots."""
+    """Return running sums that restart with every document. They follow the order of tokens, not their slots.
+
+    If a step is not finite, its sum and the later sums of its document are NaN. Other documents do not change.
+    """
     slots, begins = document_order(positions)
     ordered = steps.gather(1, slots[..., None].expand_as(steps))
     first = torch.where(begins, torch.arange(slots.shape[1], device=slots.device), 0).cummax(1).values
+    is_finite = ordered.isfinite()
+    ordered = ordered.where(is_finite, 0.0)
     sums = ordered.cumsum(1)
     before = (sums - ordered).gather(1, first[..., None].expand_as(sums))
-    return (sums - before).gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
+    sums = (sums - before).masked_fill(last_slot(~is_finite) >= first[..., None], torch.nan)
+    return sums.gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
 
 
 def _steps_from_sums(sums: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
@@ -124,6 +130,12 @@ def document_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool
     begins = torch.ones_like(document, dtype=torch.bool)
     begins[:, 1:] = document.diff(dim=1) != 0
     return by_order.gather(1, back), begins
+
+
+def last_slot(marked: Bool[Tensor, "batch seq heads"]) -> Int[Tensor, "batch seq heads"]:
+    """Return the slot of the last marked token up to each token, or -1 if there is none."""
+    slots = torch.arange(marked.shape[1], device=marked.device)[:, None]
+    return torch.where(marked, slots, -1).cummax(1).values
 
 
 def _last_sums(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,6 +31,7 @@ from locant.positions.fields import TokenFeatures
 from locant.positions.hidden_bias import REMEDY
 from locant.positions.pair_sets import PairSet, PairSets, group, group_positions
 from locant.positions.positions import OptionalPositions, Positions
+from locant.positions.running_sums import last_slot
 from locant.tensors import host_can_read
 
 EPS = 1e-6
@@ -232,6 +233,7 @@ class PaTH(PositionEncoding):
 
     def _sets(self, chunk: _Chunk, queries: Positions, keys: Positions, k: Tensor, v: Tensor) -> Iterator[PairSet]:
         """Yield the sets of pairs within a chunk, and the pairs with keys before it, which later tokens have moved."""
+        chunk = chunk.isolated()
         q, dtype, device = chunk.q, bias_dtype(chunk.q), chunk.q.device
         w, beta, _ = chunk.features.to(dtype).transpose(1, 2).split(_widths(self.head_dim, chunk.features), dim=-1)
         path = HouseholderPath(q.to(dtype), chunk.k.to(dtype), w, beta[..., 0])
@@ -274,9 +276,12 @@ class PaTH(PositionEncoding):
             count = min(count, _first_needed(cached.slice(cached.seq_len - num_recent, cached.seq_len)))
         if count:
             moved, dtype = keys.shape[2] - num_recent, recent.dtype
-            settled = recent[:, :count].transpose(1, 2)
+            settled, own = recent[:, :count], keys[:, :, moved : moved + count]
+            if cached.document_or_none is not None:
+                settled, is_odd = _split_odd(settled)
+                keys.masked_fill_(_is_before(is_odd, cached.document, moved)[..., None], torch.nan)
+            settled = settled.transpose(1, 2)
             w, beta, _ = settled.split(_widths(self.head_dim, settled), dim=-1)
-            own = keys[:, :, moved : moved + count]
             path = HouseholderPath(own[:, :, :0].to(dtype), own.to(dtype), w, beta[..., 0]).finish()
             keys[:, :, :moved] = (keys[:, :, :moved].to(dtype) @ path.product.mT).to(keys.dtype)
             own.copy_(path.moved_keys)
@@ -328,6 +333,21 @@ class _Chunk(NamedTuple):
         queries, keys = (group_positions(self.tokens, len(self.q), each) for each in slots)
         return queries, keys
 
+    def isolated(self) -> _Chunk:
+        """Return a chunk in which features that are not finite cannot reach other documents.
+
+        The matrices of a block are multiplied across documents. So such a token gets zeros, the identity, and the
+        queries of its document from this token on get NaN.
+        """
+        if self.tokens.document_or_none is None:
+            return self
+        features, is_odd = _split_odd(self.features)
+        document, last = self.tokens.document.expand(len(self.q), -1), last_slot(is_odd)
+        of_last = document.gather(1, last.flatten(1).clamp(min=0)).view_as(last)
+        is_after = ((last >= 0) & (of_last == document[..., None]))[:, self.first :].transpose(1, 2)
+        is_after = is_after.repeat_interleave(self.q.shape[1] // is_after.shape[1], dim=1)
+        return self._replace(q=self.q.masked_fill(is_after[..., None], torch.nan), features=features)
+
     def sorted(self, queries: Positions) -> tuple[_Chunk, Tensor, Tensor]:
         """Return the tokens by document and order, the slot of each query among the queries, and of each key."""
         batch, num_queries, num_tokens = len(self.q), self.q.shape[2], self.k.shape[2]
@@ -356,6 +376,24 @@ class _Chunk(NamedTuple):
         )  # fmt: skip
         chunk = _Chunk(q[:, :, first:], k, v, features, chosen, first)
         return chunk, (row_of - first).clamp(min=0), slots.argsort(dim=1)
+
+
+def _split_odd(
+    features: Float[Tensor, "batch token heads features"],
+) -> tuple[Float[Tensor, "batch token heads features"], Bool[Tensor, "batch token heads"]]:
+    """Return the features with zeros for tokens whose features are not finite, and which tokens these are."""
+    is_finite = features.isfinite().all(-1)
+    return features.where(is_finite[..., None], 0.0), ~is_finite
+
+
+def _is_before(
+    marked: Bool[Tensor, "batch some heads"], document: Int[Tensor, "batch token"], first: int
+) -> Bool[Tensor, "batch heads token"]:
+    """Return whether a later token of the same document is marked. The tokens of `marked` begin at the slot `first`."""
+    document, slots = document.expand(len(marked), -1), torch.arange(document.shape[1], device=document.device)
+    some = slice(first, first + marked.shape[1])
+    is_before = (document[:, :, None] == document[:, None, some]) & (slots[:, None] < slots[some])
+    return (is_before.float() @ marked.float()).mT > 0
 
 
 def _widths(head_dim: int, features: Tensor) -> list[int]:
