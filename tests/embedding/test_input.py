@@ -14,15 +14,18 @@ from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from locant import (
     InputEmbedding,
+    InputError,
     Learned,
     LocantError,
+    NGramEmbedding,
+    PerLayerEmbedding,
     PositionEncoding,
     Positions,
     RangeError,
     ShapeError,
     Sinusoidal,
 )
-from locant.embedding import table_sizes
+from locant.embedding import NGramHash, table_sizes
 from locant.positions.base import ModelShape
 from locant.positions.registry import encodings
 from tests.minilm import MINILM
@@ -261,3 +264,37 @@ def test_resize_warns_of_a_weight_that_another_module_shares() -> None:
         UserWarning, match="Linear shares this weight, and keeps the old weight of 11 rows; try: give it"
     ):
         embedding.token.resize(12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("outside_row", [None, 0])
+def test_resize_grows_every_table_of_tokens_and_changes_no_output(outside_row: int | None) -> None:
+    """A per-layer table may have fewer rows than the token table (Gemma 3n). Then some old ids get rows, too."""
+    hashing = NGramHash.of(orders=(2, 3), heads=2, size=50, vocab_size=11)
+    embedding = InputEmbedding(
+        11, 8, ngrams=NGramEmbedding(hashing, 8, combine="sum"),
+        per_layer=PerLayerEmbedding(11 if outside_row is None else 9, 2, 3, 8, outside_row=outside_row),
+    )  # fmt: skip
+    assert embedding.per_layer is not None
+    ids = torch.randint(0, 11, (2, 9))
+    before = embedding(ids), embedding.per_layer(ids, embedding(ids))
+    embedding.resize(13)
+    after = embedding(ids), embedding.per_layer(ids, embedding(ids))
+    assert all(map(torch.equal, after, before))
+    assert (embedding.token.vocab_size, len(embedding.per_layer.weight)) == (13, 13)
+    fresh = embedding.per_layer.weight[-2:]
+    assert torch.equal(fresh, fresh[:1].expand_as(fresh)) == (outside_row is not None)
+    new = torch.tensor([[12, 3, 11]])
+    assert bool(embedding.per_layer(new, embedding(new)).isfinite().all())
+    with refuses(RangeError, "13 or more"):
+        embedding.resize(12)
+
+
+def test_resize_refuses_ids_that_a_token_map_does_not_have() -> None:
+    hashing = NGramHash.of(orders=(2,), heads=2, size=50, vocab_size=5)
+    ngrams = NGramEmbedding(hashing, 8, combine="sum", token_map=torch.arange(11) % 5)
+    embedding = InputEmbedding(11, 8, ngrams=ngrams)
+    embedding.resize(11)
+    with refuses(InputError, "token_map", "new tokenizer"):
+        embedding.resize(12)
+    assert embedding.token.vocab_size == 11

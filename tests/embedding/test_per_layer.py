@@ -98,6 +98,17 @@ def test_the_parts_and_their_gradients_are_transformers(name: str, dtype: torch.
     )
 
 
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
+def test_resizing_gives_both_tables_the_rows_that_they_have_in_transformers(name: str) -> None:
+    theirs = small(name)
+    ours = InputEmbedding(61, 24, per_layer=PerLayerEmbedding.from_config(theirs.config))
+    theirs.resize_token_embeddings(70, mean_resizing=False)
+    ours.resize(70)
+    assert ours.per_layer is not None
+    assert ours.token.weight.shape == theirs.get_input_embeddings().weight.shape == (70, 24)
+    assert ours.per_layer.weight.shape == theirs.embed_tokens_per_layer.weight.shape == (70, 18)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_gate_in_a_layer_and_its_gradients_are_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from locant.embedding.ngram import NGramEmbedding
 from locant.embedding.per_layer import PerLayerEmbedding
 from locant.embedding.table import Ids, ids_on_device
 from locant.embedding.token import Init, Scale, SegmentEmbedding, TokenEmbedding, factor_of, require_segments, to_scale
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import InputError, LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import build, width_remedy
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
@@ -198,6 +198,28 @@ class InputEmbedding(DeferredErrorModule):
             x = self.encoding.embed(self._with_segments(x, segments), positions)
         x = x if self.scale_sum is None else x * factor_of(self.scale_sum, x.shape[-1], x.dtype)
         return self.dropout(x if self.norm is None else self.norm(x))
+
+    def resize(self, vocab_size: int) -> None:
+        """Append rows to the token table and to the per-layer table, as `TokenEmbedding.resize` does.
+
+        N-grams have no row for each token. The hash then accepts the new ids, and the rows of old n-grams stay.
+
+        Raises:
+            InputError: the n-gram table has a `token_map`, which has no entries for the new ids.
+
+        >>> embedding = InputEmbedding(100, 16, per_layer=PerLayerEmbedding(100, num_layers=2, width=4, d_model=16))
+        >>> embedding.resize(104)
+        >>> embedding.token.vocab_size, tuple(embedding.per_layer.weight.shape)
+        (104, (104, 8))
+        """
+        if self.ngrams is not None and self.ngrams.token_map is not None and vocab_size != self.token.vocab_size:
+            got = "got an n-gram table with a token_map, which has no entries for new ids"
+            raise InputError(got, "build the NGramEmbedding with the token_map of the new tokenizer")
+        self.token.resize(vocab_size)
+        if self.ngrams is not None:
+            self.ngrams.accept_ids(vocab_size)
+        if self.per_layer is not None:
+            self.per_layer.resize(vocab_size)
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         if self.segment is None:

@@ -9,6 +9,7 @@ The rows of a batch are known from its ids alone, before the model runs: see `NG
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -167,6 +168,12 @@ class NGramEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.table.initialize(self.weight, lambda rows: rows.normal_(std=self.init_std), None)
+
+    def accept_ids(self, vocab_size: int) -> None:
+        """Accept ids up to `vocab_size`. The hash of old ids and the table do not change."""
+        vocab_size = whole("vocab_size", vocab_size, 1, remedy="use the new number of tokens")
+        if vocab_size > self.hashing.vocab_size:
+            self.hashing = dataclasses.replace(self.hashing, vocab_size=vocab_size)
 
     @property
     def width(self) -> int:

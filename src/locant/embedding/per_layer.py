@@ -160,6 +160,24 @@ class PerLayerEmbedding(DeferredErrorModule):
             with torch.no_grad():
                 self.table.initialize(self.weight, lambda rows: rows.normal_(std=self.init_std), self.padding_idx)
 
+    def resize(self, vocab_size: int) -> None:
+        """Append rows to the table, so that it has at least `vocab_size` rows. Old rows are kept byte for byte.
+
+        Without `outside_row`, new rows are initialized as usual. With it, they begin as copies of that row, which their
+        ids have read so far, so no output changes. Afterwards the weight is a new parameter in memory, so build the
+        optimizer after resizing. Without a table nothing changes.
+        """
+        vocab_size = whole("vocab_size", vocab_size, 1, remedy="use the new number of tokens")
+        if self.weight is None or vocab_size <= (has := self.weight.shape[0]):
+            return
+        with torch.no_grad():
+            weight = self.table.extended_copy(self.weight, vocab_size)
+            if self.outside_row is None:
+                weight[has:].normal_(std=self.init_std)
+            else:
+                weight[has:] = weight[self.outside_row]
+            self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+
     def forward(
         self, ids: Ids | None, hidden: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch seq num_layers width"]:
