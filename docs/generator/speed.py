@@ -7,19 +7,23 @@ from typing import Any
 
 from locant.report.benchmarks import read_benchmarks
 
-__all__ = ["attention_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "worker_cost"]
+__all__ = [
+    "attention_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "table_file_cost", "worker_cost",
+]  # fmt: skip
 
 Record = Mapping[str, Any]
 FORWARD = "attention, forward, 8 heads of 64, 8192 tokens"
 MACHINE = {"cpu_count": 2, "machine": "x86_64", "torch": "2.13.0"}
 """A machine for the examples below."""
+TABLE_FILE = "benchmarks.ngram_table FOLDER --gigabytes 16 --steps 100 --record"
+"""The module and its arguments, which is not one of ``python -m benchmarks`` because it needs a disk."""
 PLAIN = "plain causal SDPA, without a bias"
 
 
 def parts() -> dict[str, str]:
     """Return each part of a page by its path."""
     record = read_benchmarks()["cpu"]
-    functions = (attention_cost, rotation_cost, prepare_speed, worker_cost, model_cost)
+    functions = (attention_cost, rotation_cost, prepare_speed, worker_cost, model_cost, table_file_cost)
     return {f"speed/{function.__name__}.txt": function(record) for function in functions}
 
 
@@ -115,6 +119,22 @@ def model_cost(record: Record) -> str:
     lines = [f"| {name} | {ratios} |" for name, ratios in cells.items()]
     head = f"| library | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
     return f"Times relative to plain torch, on {_machine(record, 'whole_model')}:\n\n" + "\n".join([head, *lines])
+
+
+def table_file_cost(record: Record) -> str:
+    """Return what it costs to train and to read a table in a file, and that a killed training resumed with its bits."""
+    if "ngram_table" not in record:
+        return _missing("ngram_table").replace("benchmarks ngram_table", TABLE_FILE)
+    made, rows = record["ngram_table"]["resumed"], record["ngram_table"]["rows"]
+    lines = [f"| {row['contender']} | {row['ratio']:,.1f} |" for row in rows]
+    head = f"| {rows[0]['question']} | time relative to the first |\n|---|---|"
+    return (
+        f"A table of {made['gigabytes']:.1f} GB ({made['rows']:,} rows) was trained in its file for {made['steps']} "
+        f"steps on {_machine(record, 'ngram_table')}. Its undo file took up {made['undo_gigabytes']:.1f} GB. The same "
+        f"training was killed after step {made['killed_after']} and resumed from its checkpoint of step "
+        f"{made['resumed_from']}. At the end, all bytes of the table and of the model were those of the training "
+        f"without interruption.\n\n{head}\n" + "\n".join(lines)
+    )
 
 
 def _questions(record: Record, name: str) -> list[str]:

@@ -78,6 +78,22 @@ def test_a_whole_model_has_a_line_for_each_library() -> None:
     assert "| locant | 0.90 | 1.00 | 1.10 |" in text
 
 
+def test_a_table_in_a_file_has_its_resumed_training_and_a_line_for_each_way_to_read_it() -> None:
+    resumed = {
+        "rows": 31_000_000, "gigabytes": 16.0, "steps": 100, "seconds_written": 60.0, "seconds_a_step": 0.5,
+        "undo_gigabytes": 0.62, "killed_after": 77, "resumed_from": 75,
+    }  # fmt: skip
+    question = "read the n-grams of 2,048 tokens from a table of 16 GB"
+    rows = part((question, "in memory", 1.0, 3.0, 0.0), (question, "in a file, cold", 812.25, 2400.0, 0.0))
+    text = speed.table_file_cost({"ngram_table": {**rows, "resumed": resumed}})
+    assert "16.0 GB (31,000,000 rows)" in text
+    assert "killed after step 77 and resumed from its checkpoint of step 75" in text
+    assert f"| {question} | time relative to the first |\n|---|---|\n| in memory | 1.0 |" in text
+    assert text.endswith("| in a file, cold | 812.2 |")
+    missing = speed.table_file_cost({})
+    assert missing.endswith("Run `python -m benchmarks.ngram_table FOLDER --gigabytes 16 --steps 100 --record`.")
+
+
 @pytest.mark.parametrize(
     "function",
     [speed.attention_cost, speed.rotation_cost, speed.prepare_speed, speed.worker_cost, speed.model_cost],
