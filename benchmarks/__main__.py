@@ -39,7 +39,7 @@ def main(names: list[str]) -> None:
         torch.manual_seed(0)
         rows = [dataclasses.asdict(row) for row in importlib.import_module(f"benchmarks.{name}").rows()]
         print(table(rows), flush=True)
-        _record(name, {"environment": environment(), "rows": rows})
+        record(name, {"environment": environment(), "rows": rows})
     readme.write()
 
 
@@ -53,7 +53,8 @@ def _require_gpu() -> None:
         sys.exit(failed)
 
 
-def _record(name: str, part: dict[str, object]) -> None:
+def record(name: str, part: dict[str, object]) -> None:
+    """Replace what is recorded of a benchmark for this device."""
     device = torch.cuda.get_device_name().replace(" ", "-").lower() if torch.cuda.is_available() else "cpu"
     path = RESULTS / f"{device}.json"
     RESULTS.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """Can a table larger than memory be trained, killed and resumed with the same bits, and what does reading it cost?
 
-    python -m benchmarks.ngram_table FOLDER --gigabytes 16 --steps 100
+    python -m benchmarks.ngram_table FOLDER --gigabytes 16 --steps 100 --record
 
 1. A child process trains the table of a small model without interruption, and the bytes of the file are hashed.
 2. The table returns to step 0 by its undo file. Another child trains it with checkpoints, and is killed at a random
@@ -8,7 +8,8 @@
 3. Rows are read cold (the page cache has none of them) and warm, with and without reading ahead, against
    `torch.nn.Embedding` in memory.
 
-The folder needs as much free space as the table, and a third more for the undo files of a long run.
+The folder must not exist, and needs as much free space as the table, and a third more for the undo files of a long run.
+With `--record` the results replace those of this device in `benchmarks/results`, and the guide shows them.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.__main__ import record
+from benchmarks.timing import Row
 from locant import NGramEmbedding
 from locant.embedding import NGramHash, RowAdagrad, TableFile, read_ahead
 from locant.files import replace_file
+from locant.lab import environment
+from locant.report.benchmarks import table
 
 __all__ = ["main"]
 
@@ -113,43 +120,55 @@ def lines(process: subprocess.Popen[str]) -> Iterator[dict[str, float]]:
     return map(json.loads, process.stdout)
 
 
-def resume(folder: Path, gigabytes: float, steps: int) -> None:
+def report(text: str) -> None:
+    print(text, flush=True)
+
+
+def resume(folder: Path, gigabytes: float, steps: int) -> dict[str, Any]:
     """Train without interruption, then killed and resumed, and compare all bytes."""
-    table, size = folder / "table.safetensors", ("--gigabytes", gigabytes, "--steps", steps)
+    path, size = folder / "table.safetensors", ("--gigabytes", gigabytes, "--steps", steps)
     hashing = hashing_of(gigabytes)
     began = time.perf_counter()
-    TableFile.create(table, num_rows=hashing.num_rows, width=WIDTH, std=0.02).close()
-    print(f"table     {hashing.num_rows:,} x {WIDTH} float32, {table.stat().st_size / 1e9:.1f} GB, "
-          f"written in {time.perf_counter() - began:.0f} s")  # fmt: skip
-    first = digest(table)
-    began = time.perf_counter()
-    whole = child(folder, "--train", "--every", 0, *size)
-    losses = {int(each["step"]): each["loss"] for each in lines(whole)}
+    TableFile.create(path, num_rows=hashing.num_rows, width=WIDTH, std=0.02).close()
+    written = time.perf_counter() - began
+    report(f"table     {hashing.num_rows:,} x {WIDTH} float32, {path.stat().st_size / 1e9:.1f} GB, in {written:.0f} s")
+    first = digest(path)
+    whole, losses, times = child(folder, "--train", "--every", 0, *size), {}, []
+    for each in lines(whole):
+        losses[int(each["step"])] = each["loss"]
+        times.append(time.perf_counter())
     assert whole.wait() == 0
-    expected = (digest(table), digest(folder / f"model-{steps:06d}.safetensors"))
-    undo = sum(each.stat().st_size for each in Path(f"{table}.undo").iterdir())
-    seconds = time.perf_counter() - began
-    print(f"trained   {steps} steps in {seconds:.0f} s, loss {losses[1]:.3f} to {losses[steps]:.3f}, "
-          f"undo file {undo / 1e9:.2f} GB")  # fmt: skip
-    TableFile.open(table, 0).close()
-    assert digest(table) == first, "the undo file did not give back the bytes of step 0"
+    expected = (digest(path), digest(folder / f"model-{steps:06d}.safetensors"))
+    assert expected[0] != first, "training did not change the table"
+    undo = sum(each.stat().st_size for each in Path(f"{path}.undo").iterdir())
+    a_step = (times[-1] - times[0]) / (steps - 1)
+    report(f"trained   {steps} steps in {a_step:.2f} s each, loss {losses[1]:.3f} to {losses[steps]:.3f}, "
+           f"undo file {undo / 1e9:.2f} GB")  # fmt: skip
+    TableFile.open(path, 0).close()
+    assert digest(path) == first, "the undo file did not give back the bytes of step 0"
+    report("returned  to the bytes of step 0")
     (folder / f"model-{steps:06d}.safetensors").unlink()
-    stop = steps // 2 + secrets.randbelow(max(1, steps // 2 - 1))
-    killed = child(folder, "--train", "--every", max(steps // 4, 1), *size)
+    stop = steps // 2 + secrets.randbelow(max(1, steps // 4))
+    killed, last = child(folder, "--train", "--every", max(steps // 4, 1), *size), 0
     for each in lines(killed):
-        assert each["loss"] == losses[int(each["step"])]
-        if each["step"] == stop:
+        last = int(each["step"])
+        assert each["loss"] == losses[last]
+        if last == stop:
             time.sleep(secrets.randbelow(100) / 1_000)
             os.kill(killed.pid, signal.SIGKILL)
-            break
-    killed.communicate()
-    print(f"killed    in step {stop + 1} or soon after")
+    assert killed.wait() == -signal.SIGKILL
+    report(f"killed    after step {last}")
     resumed = child(folder, "--train", "--every", max(steps // 4, 1), *size)
     again = {int(each["step"]): each["loss"] for each in lines(resumed)}
     assert resumed.wait() == 0
     assert all(loss == losses[step] for step, loss in again.items())
-    assert (digest(table), digest(folder / f"model-{steps:06d}.safetensors")) == expected
-    print(f"resumed   from step {min(again) - 1}: all bytes of the table and of the model are the same")
+    assert (digest(path), digest(folder / f"model-{steps:06d}.safetensors")) == expected
+    report(f"resumed   from step {min(again) - 1}: all bytes of the table and of the model are the same")
+    return {
+        "rows": hashing.num_rows, "gigabytes": round(path.stat().st_size / 1e9, 3), "steps": steps,
+        "seconds_written": round(written, 1), "seconds_a_step": round(a_step, 3),
+        "undo_gigabytes": round(undo / 1e9, 3), "killed_after": last, "resumed_from": min(again) - 1,
+    }  # fmt: skip
 
 
 def look_up(folder: Path, gigabytes: float, steps: int, contender: str) -> None:
@@ -188,16 +207,24 @@ def drop_cache(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def look_ups(folder: Path, gigabytes: float, steps: int) -> None:
+def look_ups(folder: Path, gigabytes: float, steps: int) -> list[Row]:
     """Each contender in a process of its own. "Cold" begins with no row in memory, and "warm" reads the same rows."""
+    question = f"read the n-grams of {BATCH * LENGTH:,} tokens from a table of {gigabytes:g} GB"
+    names = {"memory": "torch.nn.Embedding, at most 2 GB in memory"}
+    rows: list[Row] = []
     for contender in ("memory", "cold", "warm", "cold, read ahead", "warm, read ahead"):
         if contender.startswith("cold"):
             drop_cache(folder / "table.safetensors")
         process = child(folder, "--look-up", contender, "--gigabytes", gigabytes, "--steps", steps)
         (found,) = lines(process)
         assert process.wait() == 0
-        print(f"{contender:18} {found['rows']:12,.0f} rows a second beside {found['computed']:.2f} s of the model, "
-              f"{found['seconds']:.2f} s in all")  # fmt: skip
+        report(f"{contender:18} {found['rows']:12,.0f} rows a second beside {found['computed']:.2f} s of the model, "
+               f"{found['seconds']:.2f} s in all")  # fmt: skip
+        milliseconds = round(1_000 * (found["seconds"] - found["computed"]) / steps, 3)
+        ratio = milliseconds / rows[0].milliseconds if rows and rows[0].milliseconds else 1.0
+        name = names.get(contender, f"in a file, {contender}")
+        rows.append(Row(question=question, contender=name, milliseconds=milliseconds, ratio=round(ratio, 3)))
+    return rows
 
 
 def main() -> None:
@@ -206,6 +233,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=16)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--record", action="store_true", help="write the results to benchmarks/results")
     parser.add_argument("--every", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--look-up", help=argparse.SUPPRESS)
@@ -217,8 +245,11 @@ def main() -> None:
         look_up(chosen.folder, chosen.gigabytes, chosen.steps, chosen.look_up)
     else:
         chosen.folder.mkdir(parents=True)
-        resume(chosen.folder, chosen.gigabytes, chosen.steps)
-        look_ups(chosen.folder, chosen.gigabytes, chosen.steps)
+        resumed = resume(chosen.folder, chosen.gigabytes, chosen.steps)
+        rows = look_ups(chosen.folder, chosen.gigabytes, chosen.steps)
+        report(table([asdict(row) for row in rows]))
+        if chosen.record:
+            record("ngram_table", {"environment": environment(), "rows": [*map(asdict, rows)], "resumed": resumed})
 
 
 if __name__ == "__main__":

@@ -7,19 +7,34 @@ from typing import Any
 
 from locant.report.benchmarks import read_benchmarks
 
-__all__ = ["attention_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "worker_cost"]
+__all__ = [
+    "attention_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "table_file_cost",
+    "text_dependent_cost", "worker_cost",
+]  # fmt: skip
 
 Record = Mapping[str, Any]
 FORWARD = "attention, forward, 8 heads of 64, 8192 tokens"
 MACHINE = {"cpu_count": 2, "machine": "x86_64", "torch": "2.13.0"}
 """A machine for the examples below."""
+TABLE_FILE = "benchmarks.ngram_table FOLDER --gigabytes 16 --steps 100 --record"
+"""The module and its arguments, which is not one of ``python -m benchmarks`` because it needs a disk."""
+TOKENS = 8192
+"""The length in the benchmark of every encoding."""
 PLAIN = "plain causal SDPA, without a bias"
 
 
 def parts() -> dict[str, str]:
     """Return each part of a page by its path."""
     record = read_benchmarks()["cpu"]
-    functions = (attention_cost, rotation_cost, prepare_speed, worker_cost, model_cost)
+    functions = (
+        attention_cost,
+        rotation_cost,
+        prepare_speed,
+        worker_cost,
+        model_cost,
+        table_file_cost,
+        text_dependent_cost,
+    )
     return {f"speed/{function.__name__}.txt": function(record) for function in functions}
 
 
@@ -115,6 +130,46 @@ def model_cost(record: Record) -> str:
     lines = [f"| {name} | {ratios} |" for name, ratios in cells.items()]
     head = f"| library | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
     return f"Times relative to plain torch, on {_machine(record, 'whole_model')}:\n\n" + "\n".join([head, *lines])
+
+
+def table_file_cost(record: Record) -> str:
+    """Return what it costs to train and to read a table in a file, and that a killed training resumed with its bits."""
+    if "ngram_table" not in record:
+        return _missing("ngram_table").replace("benchmarks ngram_table", TABLE_FILE)
+    made, rows = record["ngram_table"]["resumed"], record["ngram_table"]["rows"]
+    lines = [f"| {row['contender']} | {row['ratio']:,.1f} |" for row in rows]
+    head = f"| {rows[0]['question']} | time relative to the first |\n|---|---|"
+    return (
+        f"A table of {made['gigabytes']:.1f} GB ({made['rows']:,} rows) was trained in its file for {made['steps']} "
+        f"steps on {_machine(record, 'ngram_table')}. Its undo file took up {made['undo_gigabytes']:.1f} GB. The same "
+        f"training was killed after step {made['killed_after']} and resumed from its checkpoint of step "
+        f"{made['resumed_from']}. At the end, all bytes of the table and of the model were those of the training "
+        f"without interruption.\n\n{head}\n" + "\n".join(lines)
+    )
+
+
+def text_dependent_cost(record: Record) -> str:
+    """Return the cost of the encodings that depend on the text: PaTH, and Selective RoPE relative to two others."""
+    one, prompt = (_rows(record, "every_encoding", start) for start in ("one query over", "a prompt of"))
+    names = ("1 of", f"{TOKENS} of")
+    rotated = [_rows(record, "every_encoding", f"{name} {TOKENS} tokens read and rotated") for name in names]
+    moving = "PaTH, locant, in a cache that moves its keys"
+    if (
+        moving not in one
+        or "PaTH, locant" not in prompt
+        or not all("Selective RoPE, as published" in r for r in rotated)
+    ):
+        return _missing("every_encoding")
+    ours = [rows["Selective RoPE, locant"] for rows in rotated]
+    theirs = [rows["Selective RoPE, as published"] for rows in rotated]
+    to_theirs = [{"ratio": a["milliseconds"] / b["milliseconds"]} for a, b in zip(ours, theirs, strict=True)]
+    return (
+        f"On one thread of {_machine(record, 'every_encoding')}, relative to attention without a bias, PaTH takes "
+        f"{_times(prompt['PaTH, locant'])} times as long for a prompt of {TOKENS:,} tokens, and {_times(one[moving])} "
+        f"times for one more token. To rotate the queries and keys of such a prompt, Selective RoPE takes "
+        f"{_times(ours[1])} times as long as rotary positions ({_times(to_theirs[1])} times as long as the authors' "
+        f"operations in float32), and {_times(ours[0])} times ({_times(to_theirs[0])}) for one more token."
+    )
 
 
 def _questions(record: Record, name: str) -> list[str]:

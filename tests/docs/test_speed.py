@@ -78,9 +78,49 @@ def test_a_whole_model_has_a_line_for_each_library() -> None:
     assert "| locant | 0.90 | 1.00 | 1.10 |" in text
 
 
+def test_a_table_in_a_file_has_its_resumed_training_and_a_line_for_each_way_to_read_it() -> None:
+    resumed = {
+        "rows": 31_000_000, "gigabytes": 16.0, "steps": 100, "seconds_written": 60.0, "seconds_a_step": 0.5,
+        "undo_gigabytes": 0.62, "killed_after": 77, "resumed_from": 75,
+    }  # fmt: skip
+    question = "read the n-grams of 2,048 tokens from a table of 16 GB"
+    rows = part((question, "in memory", 1.0, 3.0, 0.0), (question, "in a file, cold", 812.25, 2400.0, 0.0))
+    text = speed.table_file_cost({"ngram_table": {**rows, "resumed": resumed}})
+    assert "16.0 GB (31,000,000 rows)" in text
+    assert "killed after step 77 and resumed from its checkpoint of step 75" in text
+    assert f"| {question} | time relative to the first |\n|---|---|\n| in memory | 1.0 |" in text
+    assert text.endswith("| in a file, cold | 812.2 |")
+    missing = speed.table_file_cost({})
+    assert missing.endswith("Run `python -m benchmarks.ngram_table FOLDER --gigabytes 16 --steps 100 --record`.")
+
+
+def test_encodings_that_depend_on_the_text_have_their_cost_relative_to_the_others() -> None:
+    one, prompt, a_token, tokens = (
+        "one query over 8192 keys", "a prompt of 8192 tokens", "1 of 8192 tokens read and rotated, 8 heads",
+        "8192 of 8192 tokens read and rotated, 8 heads",
+    )  # fmt: skip
+    ours, theirs = "Selective RoPE, locant", "Selective RoPE, as published"
+    rows = part(
+        (one, "PaTH, locant, in a cache that moves its keys", 2.6, 12.0, 0.0), (prompt, "PaTH, locant", 2.0, 2e3, 0.0),
+        (a_token, ours, 10.0, 1.5, 0.0), (a_token, theirs, 4.0, 0.6, 0.0),
+        (tokens, ours, 22.0, 264.0, 0.0), (tokens, theirs, 6.0, 80.0, 0.0),
+    )  # fmt: skip
+    text = speed.text_dependent_cost({"every_encoding": rows})
+    assert "PaTH takes 2.0 times as long for a prompt of 8,192 tokens, and 2.6 times for one more token." in text
+    assert "takes 22 times as long as rotary positions (3.3 times as long as" in text
+    assert text.endswith("and 10 times (2.5) for one more token.")
+
+
 @pytest.mark.parametrize(
     "function",
-    [speed.attention_cost, speed.rotation_cost, speed.prepare_speed, speed.worker_cost, speed.model_cost],
+    [
+        speed.attention_cost,
+        speed.rotation_cost,
+        speed.prepare_speed,
+        speed.worker_cost,
+        speed.model_cost,
+        speed.text_dependent_cost,
+    ],
 )
 def test_a_missing_row_gives_the_command_that_measures_it(function) -> None:
     assert re.fullmatch(r"This has not been measured yet. Run `python -m benchmarks \w+`.", function({}))

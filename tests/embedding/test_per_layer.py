@@ -235,6 +235,19 @@ def test_explain_prints_the_second_table(tmp_path: Path) -> None:
     assert without == {"tokens"}
 
 
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("padding", ["missing", None, -1, 3])
+def test_the_padding_row_is_that_of_transformers(name: str, padding: str | int | None) -> None:
+    config = {"model_type": name, **SIZES, **FAMILIES[name], "pad_token_id": padding}
+    if padding == "missing":
+        del config["pad_token_id"]
+    theirs = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        expected = transformers.AutoModel.from_config(theirs).embed_tokens_per_layer.padding_idx
+        assert PerLayerEmbedding.from_config(config).padding_idx == expected
+        assert PerLayerEmbedding.from_config(theirs).padding_idx == expected
+
+
 # ---------------------------------------------------------------------- what does not fit
 
 
@@ -265,6 +278,12 @@ def test_a_configuration_that_does_not_fit_is_an_error(change: dict[str, Any], w
     config = {"model_type": "gemma3n_text", **SIZES, **FAMILIES["gemma3n_text"], **change}
     with refuses(InputError, *words):
         PerLayerEmbedding.from_config(config)
+
+
+def test_images_need_a_padding_row() -> None:
+    text = {**SIZES, **FAMILIES["gemma4_text"], "model_type": "gemma4_text", "pad_token_id": None}
+    with refuses(InputError, "pad_token_id=None", "images"):
+        PerLayerEmbedding.from_config({"model_type": "gemma4", "text_config": text, **PLACEHOLDERS})
 
 
 def test_weights_of_other_sizes_are_an_error(tmp_path: Path) -> None:

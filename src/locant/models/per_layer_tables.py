@@ -22,6 +22,7 @@ from locant.models.config_values import (
     integer,
     integer_at,
     number,
+    part_key,
     required,
     required_name,
 )
@@ -89,9 +90,14 @@ def per_layer_table(config: Config | object) -> PerLayerTable | None:
         return None
     is_3n = values["model_type"] == "gemma3n_text"
     num_rows, width = sizes
-    padding = values.get("pad_token_id", 0)
+    # a missing number is 0 in every class with per-layer embeddings, and null is no padding row
+    padding = None if _has_null_padding(config) else values.get("pad_token_id", 0)
+    placeholders = _placeholders(config) if num_rows is not None else ()
+    if padding is None and placeholders:
+        got = "got pad_token_id=None, the row that this model reads for images, video and sound"
+        raise InputError(got, "'pad_token_id': 0")
     if padding is not None and num_rows is not None:
-        padding = integer("pad_token_id", padding, 0)
+        padding = integer("pad_token_id", padding, -num_rows)
         if padding >= num_rows:
             got = f"got pad_token_id={padding} for a per-layer table of {num_rows} rows"
             raise InputError(got, f"'pad_token_id': a number below {num_rows}")
@@ -101,7 +107,7 @@ def per_layer_table(config: Config | object) -> PerLayerTable | None:
         width=width,
         d_model=required(values, *WIDTHS),
         padding_idx=None if num_rows is None else padding,
-        placeholder_ids=_placeholders(config) if num_rows is not None else (),
+        placeholder_ids=placeholders,
         outside_row=0 if is_3n else None,
         rounded_factors=is_3n,
         eps=number("rms_norm_eps", values.get("rms_norm_eps", 1e-6), low=0),
@@ -146,10 +152,22 @@ def _sizes(values: Config) -> tuple[int | None, int] | None:
 
 def _placeholders(config: Config | object) -> tuple[int, ...]:
     """Return the ids that a multimodal Gemma 4 replaces by its padding."""
-    whole = config if isinstance(config, Mapping) else getattr(config, "to_dict", dict)()
+    whole = _plain(config)
     if whole.get("model_type") != "gemma4":
         return ()
     ids = (whole.get(key, default) for key, default in PLACEHOLDERS.items())
     return tuple(
         integer("image_token_id, video_token_id or audio_token_id", each, 0) for each in ids if each is not None
     )
+
+
+def _has_null_padding(config: Config | object) -> bool:
+    """Return whether a configuration, or its text part, states ``"pad_token_id": null``."""
+    whole = _plain(config)
+    key = part_key(whole)
+    return (whole if key is None else _plain(whole[key])).get("pad_token_id", 0) is None
+
+
+def _plain(config: Config | object) -> Config:
+    """Return a configuration as a dictionary, with its nulls."""
+    return config if isinstance(config, Mapping) else getattr(config, "to_dict", dict)()

@@ -12,5 +12,6 @@ from .tokenizer import Tokenizer as Tokenizer
 from .windows import IGNORED_TARGET as IGNORED_TARGET
 from .windows import Batch as Batch
 from .windows import BatchSampler as BatchSampler
+from .windows import BytePatches as BytePatches
 from .windows import Loader as Loader
 from .windows import Windows as Windows

@@ -153,6 +153,13 @@ class TestAModelOfSentencePiece:
             with refuses(InputError, "sentencepiece is not installed", f"from_pretrained({str(tmp_path)!r})"):
                 Tokenizer.load(path)
 
+    @pytest.mark.parametrize("first_line", ["word v1", "BoundlessBPE v2 boundless"])
+    def test_is_not_what_boundless_bpe_saves(self, tmp_path: Path, first_line: str) -> None:
+        (tmp_path / "tokenizer.model").write_text(f'{first_line}\n" ?[a-z]+"\n3\n0 a\n1 b\n2 ab\n')
+        for path in (tmp_path, tmp_path / "tokenizer.model"):
+            with refuses(InputError, "BoundlessBPE", "export_huggingface"):
+                Tokenizer.load(path)
+
     def test_gives_the_ids_of_sentencepiece(self, tmp_path: Path) -> None:
         sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece trains and reads such a model")
         text, prefix = sample_text()[:200_000], tmp_path / "tokenizer"

@@ -169,6 +169,9 @@ REMEDY = Remedy(f"pass the path of a {FILE}, {{}}, or a tokenizer trained on you
 TIMEOUT = 5.0
 """Seconds to wait for the hub."""
 
+BOUNDLESS_BPE = (b"word v1", b"BoundlessBPE v2")
+"""The first words of the files of the two implementations, boundlessbpe and fastboundlessbpe (kensho-technologies)."""
+
 # The first models of the hub had a name without an owner. These accounts hold them now.
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
 
@@ -231,6 +234,7 @@ def _from_gpt2(folder: Path) -> tuple[str, str]:
 def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, str]:
     """Convert the SentencePiece model in a folder to a `tokenizer.json`, with the converter of `transformers`."""
     path = path or folder / SENTENCEPIECE_FILE
+    _refuse_boundless_bpe(path)
     if missing := [name for name in ("transformers", "sentencepiece") if not is_installed(name)]:
         cause = f"{path} is a SentencePiece model, which transformers converts, but {missing[0]} is not installed"
         convert = f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained('converted')"
@@ -243,6 +247,15 @@ def _from_sentencepiece(folder: Path, path: Path | None = None) -> tuple[str, st
     with library_errors(f"transformers cannot convert {path}", remedy, CONVERSION_ERRORS):
         converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return converted.backend_tokenizer.to_str(), str(path)
+
+
+def _refuse_boundless_bpe(path: Path) -> None:
+    """Raise `InputError` for a model of BoundlessBPE (https://arxiv.org/abs/2504.00178), which is text."""
+    with path.open("rb") as file:
+        if not file.readline(len(BOUNDLESS_BPE[-1]) + 1).startswith(BOUNDLESS_BPE):
+            return
+    cause = f"{path} is a model of BoundlessBPE, whose deletions and merges of whole words `tokenizers` cannot run"
+    raise InputError(cause, "convert it to a tokenizer.json, with export_huggingface of fastboundlessbpe")
 
 
 def gguf_tokenizer(path: Path) -> Any:
