@@ -38,6 +38,18 @@ def test_no_line_of_code_is_cut_off() -> None:
     assert [(name, line) for name, line in lines if len(line) > WIDEST] == []
 
 
+def test_captions_have_one_or_two_short_sentences() -> None:
+    """The captions of generated reports are tested in `tests/report/test_page.py`."""
+    written = [
+        (name, " ".join(body.split()))
+        for name, page in PAGES.items()
+        for body in re.findall(r"^```\{figure\}.*\n(?::.*\n)*\n([^`]+)^```", page, flags=re.MULTILINE)
+    ]
+    assert len(written) >= 20
+    ends = re.compile(r"[.!?](?= |$)")
+    assert [each for each in written if len(ends.findall(each[1])) > 2 or len(each[1].split()) > 40] == []
+
+
 def test_every_name_that_a_page_links_to_exists() -> None:
     named = [(page, name) for page, text in PAGES.items() for name in re.findall(r"\{py:obj\}`~?([\w.]+)`", text)]
     assert len(named) > 50
