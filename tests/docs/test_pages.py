@@ -51,6 +51,7 @@ def test_captions_have_one_or_two_short_sentences() -> None:
 
 
 IMAGE = re.compile(r"^```\{(image|figure)\} (\S+)\n((?::.*\n)*)", re.MULTILINE)
+LIVE = re.compile(r"^:(figclass: live|name: live-screens)$", re.MULTILINE)
 
 
 def unpaired(page: str, folder: Path) -> list[str]:
@@ -66,9 +67,7 @@ def unpaired(page: str, folder: Path) -> list[str]:
     for kind, path, options in IMAGE.findall(page):
         theme = re.search(r"-(light|dark)\.\w+$", path)
         if theme is None:
-            found += [path] * (
-                kind == "image" or not re.search(r"^:(figclass: live|name: live-screens)$", options, re.MULTILINE)
-            )
+            found += [path] * (kind == "image" or not LIVE.search(options))
             continue
         if not re.search(rf"^:class: .*\bonly-{theme[1]}$", options, re.MULTILINE):
             found.append(path)

@@ -76,7 +76,7 @@ export function open(place, page) {
       if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
       showMap(mapOf.get(slot), {
         title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
-        note: [nature(methods), ...sampleOf(numbers)].join(". "),
+        note: [nature(methods), ...sampleOf(numbers)].join(" "),
         x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
         words: (value, query, key) => `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`,
         hover: (query, key) => (query === undefined ? rest() : point(nearest(distances, Math.abs(positions[query] - positions[key])), query, key)),
@@ -102,7 +102,8 @@ export function open(place, page) {
 }
 
 function nature(methods) {
-  return methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ") || "does nothing: every key has the same score";
+  const words = methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ");
+  return words ? `${words[0].toUpperCase()}${words.slice(1)}.` : "Does nothing: every key has the same score.";
 }
 
 // What a map leaves out: it has no more rows than a screen has pixels for.
