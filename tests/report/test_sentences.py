@@ -93,7 +93,7 @@ def test_a_change_that_seeds_do_not_agree_on_is_no_trend() -> None:
         (1.97, "stays within 2%"),
         (2.03, "stays within 2%"),
         (2.10, "rises somewhat"),
-        (2.30, "rises much"),
+        (2.30, "rises a lot"),
     ],
 )
 def test_the_change_with_length_is_told_by_its_size(at_longest: float, words: str) -> None:

@@ -79,7 +79,7 @@ def _winner(summary: Summary, length: int) -> str:
     if not summary.has_enough(length):
         return ""
     times = length / summary.train_length
-    where = "the length it was trained at" if times == 1 else f"{spell(times)} times the training length"
+    where = "the training length" if times == 1 else f"{spell(times)} times the training length"
     where = f"At {length:,} tokens, {where}"
     perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
     loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"
@@ -104,7 +104,7 @@ def _trends(summary: Summary) -> list[str]:
     """Group the encodings by how their loss changes from the training length to the longest."""
     base, longest = summary.base_length, summary.lengths[-1]
     gains, level = "falls", f"stays within {LEVEL:.0%}"
-    somewhat, much, unclear = "rises somewhat", "rises much", f"changes by no more than {_spread(summary)}"
+    somewhat, much, unclear = "rises somewhat", "rises a lot", f"changes by no more than {_spread(summary)}"
     groups: dict[str, list[str]] = {words: [] for words in (gains, level, somewhat, much, unclear)}
     for row in summary.rows:
         if (ratio := row.ratio(longest, base)) is None:
