@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import locant
-from docs.generator import known_bugs, speed
+from docs.generator import known_bugs, losses, speed
 from docs.generator.api import api_pages
 from docs.generator.citation import citation
 from docs.generator.command_line import command_line
@@ -93,6 +93,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
         **pictures_of_trained_models(),
         **known_bugs.pictures(),
+        **losses.pictures(),
     }
 
 

@@ -56,7 +56,7 @@ def main() -> None:
     """Write them all."""
     from playwright.sync_api import sync_playwright
 
-    from tests.explore.conftest import FLAGS, chromium
+    from tests.browser import FLAGS, chromium
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         (Path(folder) / NAME).write_text(script(), encoding="utf-8")

@@ -27,6 +27,7 @@ from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
 from locant.positions.scaling import KINDS, SCALINGS
+from tests.docs.test_pages import PAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,7 +47,8 @@ def test_every_encoding_scaling_and_family_has_a_page_and_a_picture(pages: dict[
     assert wanted == {path for path in written if "/" in path and not path.endswith("index")}
     others = reference.pictures().keys() - wanted
     assert wanted <= reference.pictures().keys()
-    assert all(any(name in text for path, text in pages.items() if path.endswith(".txt")) for name in others)
+    shown = [*(text for path, text in pages.items() if path.endswith(".txt")), *PAGES.values()]
+    assert all(any(f"/{name}-light.svg" in text for text in shown) for name in others)
     assert all(path.rpartition("/")[2] in pages[f"{path.partition('/')[0]}/index.md"] for path in wanted)
 
 

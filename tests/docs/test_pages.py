@@ -38,6 +38,55 @@ def test_no_line_of_code_is_cut_off() -> None:
     assert [(name, line) for name, line in lines if len(line) > WIDEST] == []
 
 
+def test_captions_have_one_or_two_short_sentences() -> None:
+    """The captions of generated reports are tested in `tests/report/test_page.py`."""
+    written = [
+        (name, " ".join(body.split()))
+        for name, page in PAGES.items()
+        for body in re.findall(r"^```\{figure\}.*\n(?::.*\n)*\n([^`]+)^```", page, flags=re.MULTILINE)
+    ]
+    assert len(written) >= 20
+    ends = re.compile(r"[.!?](?= |$)")
+    assert [each for each in written if len(ends.findall(each[1])) > 2 or len(each[1].split()) > 40] == []
+
+
+IMAGE = re.compile(r"^```\{(image|figure)\} (\S+)\n((?::.*\n)*)", re.MULTILINE)
+LIVE = re.compile(r"^:(figclass: live|name: live-screens)$", re.MULTILINE)
+
+
+def unpaired(page: str, folder: Path) -> list[str]:
+    """The pictures of a page that look the same in both themes, or whose twin does not exist.
+
+    The site draws live figures anew, in its theme, and shows their files only without JavaScript.
+    """
+    found = re.findall(r"!\[[^\]]*\]\((?!https:)(\S+)\)", page)
+    dark = {*re.findall(r'<source media="\(prefers-color-scheme: dark\)" srcset="(.+?)"', page)}
+    in_html = re.findall(r'<img src="(.+?)"', page)
+    found += [one for one in in_html if "-light." not in one or one.replace("-light.", "-dark.") not in dark]
+    shown: dict[str, set[str]] = {}
+    for kind, path, options in IMAGE.findall(page):
+        theme = re.search(r"-(light|dark)\.\w+$", path)
+        if theme is None:
+            found += [path] * (kind == "image" or not LIVE.search(options))
+            continue
+        if not re.search(rf"^:class: .*\bonly-{theme[1]}$", options, re.MULTILINE):
+            found.append(path)
+        if not path.startswith("/reference/") and not (folder / path).is_file():
+            found.append(path)
+        shown.setdefault(path.removesuffix(theme[0]), set()).add(theme[1])
+    return found + [path for path, themes in shown.items() if len(themes) < 2]
+
+
+def test_every_picture_follows_the_theme() -> None:
+    pages = {**PAGES, "../README": (DOCS.parent / "README.md").read_text(encoding="utf-8")}
+    alone = {name: some for name, page in pages.items() if (some := unpaired(page, (DOCS / name).parent))}
+    assert alone == {}
+    one = "```{image} a-light.svg\n:class: only-light\n:alt: A\n```\n"
+    html = '<img src="a.png" alt="A">'
+    for wrong in ("![A](a.png)", html, one, one.replace("only-", ""), one.replace("-light.svg", ".svg")):
+        assert unpaired(wrong, DOCS), wrong
+
+
 def test_every_name_that_a_page_links_to_exists() -> None:
     named = [(page, name) for page, text in PAGES.items() for name in re.findall(r"\{py:obj\}`~?([\w.]+)`", text)]
     assert len(named) > 50

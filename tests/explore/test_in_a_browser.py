@@ -280,6 +280,16 @@ def test_pointing_at_one_picture_is_shown_in_the_others(opened: Opens) -> None:
     assert "At distance 3" in page.locator("[data-picture=score-by-distance] .note").inner_text()
 
 
+@pytest.mark.parametrize(
+    ("length", "curve", "rows"), [(64, "all keys", ""), (131_072, "256 of the keys", "128 of 131,072")]
+)
+def test_pictures_say_how_many_positions_they_leave_out(opened: Opens, length: int, curve: str, rows: str) -> None:
+    page = opened(f"compare?length={length}&2=none&3=none")
+    assert curve in page.inner_text("[data-picture=score-by-distance] .note")
+    note = page.inner_text("[data-picture=map-1] .note")
+    assert note == "Rotates queries and keys." + (f" The map shows {rows} positions, evenly spaced." if rows else "")
+
+
 def test_of_many_curves_the_one_that_is_pointed_at_has_its_colour(opened: Opens, tmp_path: Path) -> None:
     losses = {f"e{number}": [(4.0 - number / 8,) * 4] for number in range(9)}
     (tmp_path / "report").mkdir()

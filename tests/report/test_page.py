@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from locant.figures.canvas import DARK, LIGHT, Theme
-from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, read_recorded
 from locant.lab.summary import summarise
 from locant.report.commands import command
 from locant.report.comparison import page, write_report
@@ -135,7 +135,7 @@ def test_nothing_is_marked_where_the_sentences_see_no_difference() -> None:
 def test_the_table_shows_what_counting_alone_knows() -> None:
     text = page(results(unigram_loss=5.3912))
     assert ["unigram", "", *["5.391"] * 4] in [[cell.strip() for cell in row] for row in Page(text).cells]
-    assert "Unigram and bigram are the losses of counts" in text
+    assert "The losses of counts: how often each token is in the training text" in text
     assert "nigram" not in page(results())
 
 
@@ -166,6 +166,35 @@ def test_a_loss_that_is_missing_is_a_dash() -> None:
     rows = {row[0].strip(): row[1:] for row in shown.cells if len(row) == 4 and row[0].strip() in "ab"}
     assert rows["a"][2].strip() == "–"
     assert rows["b"][1].split()[:2] == ["2.500", "±0.000"]  # of windows, none of seeds
+
+
+@pytest.mark.parametrize("kind", ["text", "many", "one seed", "tasks", "evaluation", "recorded"])
+def test_captions_and_conclusions_have_two_sentences_at_most(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in ("comparison", "page"):  # the captions without the drawings, which take most of the time
+        monkeypatch.setattr(f"locant.report.{module}.picture", lambda draw, caption: Picture(caption=caption))
+    monkeypatch.setattr("locant.report.page.write_picture", lambda draw, path: None)
+    stretches = {name: [{64: [3.0] * 16, 512: [2.9] * 16}] * 2 for name in THE_FIELD}
+    counts: dict[str, Any] = {"unigram_loss": 5.4, "bigram_loss": 4.1, "stretches": stretches}
+    found = {
+        "text": lambda: results(**counts),
+        "many": lambda: results({f"e{number}": [(4.0 - number / 8,) * 4] * 2 for number in range(9)}),
+        "one seed": lambda: results({"a": [(2.0, 2.0)], "b": [(3.0, 3.0)]}, (8, 16)),
+        "tasks": lambda: task_results(COPY),
+        "evaluation": evaluation_results,
+        "recorded": lambda: read_recorded("v1-tiny"),
+    }[kind]()
+    html = page(found) if kind != "evaluation" else write_evaluation(found, tmp_path).read_text("utf-8")
+    captions = re.findall(r'<(?:figcaption|p class="note"|dd)>(.+?)</', html)
+    conclusions = re.findall(r"<li>(.+?)</li>", html)
+    assert captions
+    assert conclusions
+    long = [
+        *(words for words in [*captions, *conclusions] if len(re.findall(r"[.!?](?= |$)", words)) > 2),
+        *(words for words in captions if len(words.split()) > 40),
+    ]
+    assert not long, "use one or two short sentences, and explain words below the caption"
 
 
 def hostile(value: Any, say: str) -> Any:

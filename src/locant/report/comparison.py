@@ -22,8 +22,10 @@ from locant.report.commands import command
 from locant.report.console import MISSING, log_line, out, pluralize, show
 from locant.report.page import Picture, curves, picture, render, write_page, write_picture
 from locant.report.sentences import sentences
-from locant.report.tables import Cell, Table
+from locant.report.tables import CLEARLY, Cell, Table
 from locant.text.corpus import Corpus
+
+SMALL_PRINT = "small print"
 
 
 class Screen(Watcher):
@@ -180,24 +182,33 @@ def losses_table(summary: Summary) -> Table:
     windows = [f"{summary.num_windows(length):,}" for length in summary.lengths]
     multiples = [Cell(text=f"{length:,}", small=f"{length / summary.train_length:g}×") for length in summary.lengths]
     several = summary.num_seeds > 1
-    note = (
-        f"Nats per token, mean{' ± standard deviation over seeds' if several else ''}, over the last steps of training "
-        "and on held-out text in windows. Small print: half of the 95% interval over the windows, and the ratio to the "
-        f"loss at {summary.base_length:,} tokens. "
-    )
-    if summary.unigram_loss is not None:
-        note += "Unigram and bigram are the losses of counts: how often each token is in the training text, and how "
-        note += "often it follows the previous token. "
+    note = f"Loss in nats per token{': the mean ± the standard deviation over seeds' if several else ''}."
+    terms = {
+        "training": "The loss over the last steps of training. All other columns show losses on held-out text.",
+        SMALL_PRINT: f"Half of the 95% interval over windows, and the ratio to the loss at {summary.base_length:,}.",
+    }
+    if losses:
+        terms["unigram, bigram"] = (
+            "The losses of counts: how often each token is in the training text, and how often it follows the previous "
+            "token."
+        )
     if any(leaders.values()):
-        note += "Bold: the lowest value in a column and all values not clearly different from it. Among equal "
-        note += "encodings, the probability of any clear difference is at most 5%."
+        note += " Bold: the lowest value in a column and all values not clearly different from it."
+        terms["clearly"] = CLEARLY
     return Table(
         title="Loss (nats per token)" + (", mean ± deviation over seeds" if several else ""),
         head=["encoding", "training", *multiples],
         rows=rows,
         below=[[name, "", *cells] for name, cells in {"windows": windows, **losses}.items()],
         note=note,
+        terms=terms,
     )
+
+
+def without_small_print(table: Table) -> Table:
+    """Return a table of losses with one line in each cell."""
+    rows = [[cell if isinstance(cell, str) else replace(cell, small="") for cell in row] for row in table.rows]
+    return replace(table, rows=rows, terms={name: words for name, words in table.terms.items() if name != SMALL_PRINT})
 
 
 def _loss(summary: Summary, row: Row, length: int, leads: bool) -> Cell:
@@ -225,14 +236,19 @@ def context_table(summary: Summary) -> Table | None:
         clear = "" if row.far_is_clear else " (not clear)"
         rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])
     note = (
-        "Loss in nats per token on the same tokens, each read with the given number of preceding tokens, or up to an "
-        "eighth fewer (windows overlap). In the windows above, which do not overlap, the first tokens have little "
-        "context. The last column is the loss with the longest context minus the loss with the training context. A "
-        "negative difference means that distant tokens help. A difference is clear if zero lies outside its 95% "
-        "intervals over seeds and over the text."
+        "Loss in nats per token on the same tokens, by the number of tokens before each of them. A negative difference "
+        "means that distant tokens help."
     )
+    terms = {
+        "number of tokens": (
+            "Windows overlap, so that each token has the given number of tokens before it, or up to an eighth fewer. "
+            "In the windows above, which do not overlap, the first tokens have little context."
+        ),
+        "difference": "The loss with the longest context minus the loss with the training context.",
+        "clear": "A difference is clear if zero lies outside its 95% intervals over seeds and over the text.",
+    }
     head = ["encoding", *(f"{length:,}" for length in measured.by_stretch), "difference"]
-    return Table(title="Loss with full context", head=head, rows=rows, note=note)
+    return Table(title="Loss with full context", head=head, rows=rows, note=note, terms=terms)
 
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
@@ -284,13 +300,13 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _curves(summary: Summary) -> list[Picture]:
-    seeds = "Whiskers go from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
+    seeds = ", with whiskers from the lowest to the highest seed" if summary.num_seeds > 1 else ""
     return curves(
         summary,
-        f"Loss against the length of the window. {seeds}The dotted line is the training length, and the hollow marks "
-        "on it are the training losses.",
-        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {seeds}Positions to the right of "
-        "the dotted line did not occur in training.",
+        f"Loss by the length of the window{seeds}. The dotted line is the training length, and the hollow marks on it "
+        "are the training losses.",
+        f"Loss by the position within windows of {summary.lengths[-1]:,} tokens{seeds}. Positions to the right of the "
+        "dotted line did not occur in training.",
     )
 
 

@@ -49,10 +49,10 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
             sentences.append(f"At {lengths} tokens, not all {name} were asked for: some rows would have to be cut.")
     sentences += [*_ruler_sentences(results), *context_sentences(summarise(results))]
+    sentences.append("The loss measures how well the next token is predicted, for which near tokens are mostly enough.")
     sentences.append(
-        f"These results are for one model and one text ({text['source']}), not for others. The loss measures how well "
-        "the next token is predicted, for which near tokens are mostly enough. Nothing was trained. A short training "
-        "may change the order."
+        f"These results are for one model and one text ({text['source']}), not for others. Nothing was trained, and a "
+        "short training may change the order."
     )
     return sentences
 
@@ -145,8 +145,8 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
         context=context_table(summary),
         curves=curves(
             summary,
-            "Loss against the length of the window. The dotted line is the length in the model's configuration.",
-            f"Loss against the position within windows of {longest:,} tokens.",
+            "Loss by the length of the window. The dotted line is the length in the model's configuration.",
+            f"Loss by the position within windows of {longest:,} tokens.",
         ),
         recall=_recall_table(results),
         command=_command(settings),

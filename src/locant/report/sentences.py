@@ -22,6 +22,9 @@ LITTLE = 0.1
 A model whose loss is not lower by this share has learned little except token frequencies.
 """
 
+NAMED = 6
+"""The largest number of encodings that a sentence lists if the table next to it shows them, too."""
+
 OVERFITTED = 1.25
 """The ratio of held-out to training loss above which a model has memorized its training text."""
 
@@ -76,7 +79,7 @@ def _winner(summary: Summary, length: int) -> str:
     if not summary.has_enough(length):
         return ""
     times = length / summary.train_length
-    where = "the length it was trained at" if times == 1 else f"{spell(times)} times the training length"
+    where = "the training length" if times == 1 else f"{spell(times)} times the training length"
     where = f"At {length:,} tokens, {where}"
     perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
     loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"
@@ -85,7 +88,8 @@ def _winner(summary: Summary, length: int) -> str:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     leaders = summary.leaders(length)
     ties = [row.encoding for row in leaders or measured if row is not best]
-    tied = f"{join_and(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
+    others = join_and(ties) if len(ties) <= NAMED else f"{len(ties)} other encodings"  # which the table has in bold
+    tied = f"{others} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
     if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
@@ -100,7 +104,7 @@ def _trends(summary: Summary) -> list[str]:
     """Group the encodings by how their loss changes from the training length to the longest."""
     base, longest = summary.base_length, summary.lengths[-1]
     gains, level = "falls", f"stays within {LEVEL:.0%}"
-    somewhat, much, unclear = "rises somewhat", "rises much", f"changes by no more than {_spread(summary)}"
+    somewhat, much, unclear = "rises somewhat", "rises a lot", f"changes by no more than {_spread(summary)}"
     groups: dict[str, list[str]] = {words: [] for words in (gains, level, somewhat, much, unclear)}
     for row in summary.rows:
         if (ratio := row.ratio(longest, base)) is None:
@@ -131,8 +135,12 @@ def context_sentences(summary: Summary) -> list[str]:
         return []
     contexts = rows[0].by_stretch
     fewest, most = min(contexts), max(contexts)
-    losses = join_and([f"{row.encoding} {row.in_context(most):.3f}" for row in rows])
-    found = [f"With {most:,} tokens before every token, in overlapping windows, the losses are {losses}."]
+    losses = [f"{row.encoding} {row.in_context(most):.3f}" for row in rows]
+    if len(rows) > NAMED:  # the table has them all
+        ordered = sorted(rows, key=lambda row: row.in_context(most) or 0.0)
+        low, high = (f"{row.in_context(most):.3f} ({row.encoding})" for row in (ordered[0], ordered[-1]))
+        losses = [f"between {low}", high]
+    found = [f"With {most:,} tokens before every token, in overlapping windows, the losses are {join_and(losses)}."]
     groups: dict[str, list[str]] = {"help": [], "have no clear effect on": [], "hurt": []}
     used, unclear, harmful = groups.values()
     for row in rows:
@@ -140,8 +148,8 @@ def context_sentences(summary: Summary) -> list[str]:
             group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
             group.append(f"{row.encoding} ({row.far.mean:+.3f})")
     if len(contexts[most]) >= ENOUGH_WINDOWS:
-        effects = "; they ".join(f"{verb} {join_and(names)}" for verb, names in groups.items() if names)
-        found.append(f"Tokens more than {fewest:,} back (up to {most:,}) {effects}.")
+        far = f"Tokens more than {fewest:,} back (up to {most:,})"
+        found += [f"{far} {verb} {join_and(names)}." for verb, names in groups.items() if names]
     return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -25,6 +25,9 @@ class Cell:
 
 Row = Sequence[str | Cell]
 
+CLEARLY = "Among equal encodings, the probability of any clear difference is at most 5%."
+"""The meaning of the word in tables that compare encodings."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -37,4 +40,6 @@ class Table:
     title: str = ""
     """The title in a terminal. A page shows the heading of the section instead."""
     note: str = ""
-    """The explanation below the table, on a page."""
+    """The caption below the table, in one or two sentences. Only a page shows it."""
+    terms: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The meaning of the table's words, in one or two sentences each. A page shows them when the reader asks."""

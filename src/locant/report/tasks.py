@@ -15,7 +15,7 @@ from locant.report import console
 from locant.report.console import MISSING, show
 from locant.report.page import OVERLAID, small_axes, style_small
 from locant.report.sentences import join_and
-from locant.report.tables import Cell, Row, Table
+from locant.report.tables import CLEARLY, Cell, Row, Table
 from locant.spelling import spell
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ WIDTH, HEIGHT, COLUMNS = 3.4, 2.7, 3
 def print_tasks(results: Mapping[str, Any]) -> None:
     """Print the table of effective lengths and the conclusions."""
     conclusions = "\n".join(f"· {sentence}" for sentence in task_sentences(scores(results)))
-    show(console.draw(lengths_table(results)), _explanation(results), conclusions)
+    show(console.draw(lengths_table(results)), _caption(results), conclusions)
 
 
 def record_line(record: Mapping[str, Any]) -> str:
@@ -154,13 +154,18 @@ def lengths_table(results: Mapping[str, Any]) -> Table:
     for name in names:
         rank = f"{ranks[name]:.2f}" if name in ranks else MISSING
         rows.append([name, *(_cell(by_name.get((name, task))) for task in tasks), rank])
-    note = (
-        f"{_explanation(results)} Grey: at most half of the seeds had {LEARNED:.0%} of the rows of the trained length "
-        "right, so longer lengths have no meaning. Rank: the mean of 1 / place over the tasks that an encoding "
-        "learned. Encodings that are not clearly different share a place. Among equal encodings, the probability of "
-        "any clear difference is at most 5%."
-    )
-    return Table(title="Effective length (items)", head=["encoding", *tasks, "rank"], rows=rows, note=note)
+    terms = {
+        "right": "A row is right if every token of its answer that counts is correct.",
+        "median": "The median is over the seeds that learned the task. Brackets show how many did, if not all.",
+        "grey": f"At most half of the seeds had {LEARNED:.0%} of the rows of the trained length right.",
+        "rank": (
+            "The mean of 1 / place over the tasks that an encoding learned. Encodings that are not clearly different "
+            "share a place."
+        ),
+        "clearly": CLEARLY,
+    }
+    head = ["encoding", *tasks, "rank"]
+    return Table(title="Effective length (items)", head=head, rows=rows, note=_caption(results), terms=terms)
 
 
 def _cell(score: Score | None) -> Cell:
@@ -173,9 +178,8 @@ def _cell(score: Score | None) -> Cell:
     return Cell(text=f"{spell(score.effective_length)}{of}", shade=shade)
 
 
-def _explanation(results: Mapping[str, Any]) -> str:
+def _caption(results: Mapping[str, Any]) -> str:
     return (
-        f"Effective length: the length up to which {RIGHT:.0%} of the rows are right, in every token of their answers "
-        f"that counts (trained length: {results['settings']['task_length']}). It is the median over the seeds that "
-        "learned the task. Brackets show how many did, if not all."
+        f"The effective length is the number of items up to which {RIGHT:.0%} of the rows are right, as the median "
+        f"over seeds. All models were trained on rows of up to {results['settings']['task_length']} items."
     )

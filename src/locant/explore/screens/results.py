@@ -65,9 +65,9 @@ def heard(progress):
 compare(corpus.ids, corpus.tokenizer.vocab_size, Settings({options}), on_progress=heard)
 """
 
-COMPARED = "Loss on the last tenth of the text, in nats per token. Whiskers: 95% intervals of the mean over windows."
+COMPARED = "Nats per token on the last tenth of the text, with 95% intervals of the mean over windows as whiskers."
 TUNED = "Loss in nats per token before and after the training, on the first tokens of each held-out window."
-EVALUATED = "Nothing was trained. Loss in nats per token. Whiskers: 95% intervals over windows, by a block bootstrap."
+EVALUATED = "Nats per token without any training, with 95% intervals over windows as whiskers."
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:

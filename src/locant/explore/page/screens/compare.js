@@ -33,10 +33,10 @@ export function open(place, page) {
 
   // A distance, by its number, in the chart and in all maps: there of the last query, or of these.
   function point(at, query = last.numbers.positions.length - 1, key = null) {
-    const { length, distances, positions, encodings } = last.numbers;
+    const { distances, positions, encodings } = last.numbers;
     chart.point(at);
     chart.read(encodings.map(({ mean }) => (mean ? number(mean[at]) : "")));
-    chart.note.textContent = noteOf(length, distances[at]);
+    chart.note.textContent = noteOf(last.numbers, distances[at]);
     for (const picture of mapOf.values()) picture.tell(query, key ?? nearest(positions, positions[query] - distances[at]));
   }
 
@@ -76,7 +76,7 @@ export function open(place, page) {
       if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
       showMap(mapOf.get(slot), {
         title: label, python, corner: "query \\ key", columns: positions, rows: positions, values: map,
-        note: methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ") || "does nothing: every key has the same score",
+        note: [nature(methods), ...sampleOf(numbers)].join(" "),
         x: { label: "key", values: positions }, y: { label: "query", values: positions }, color: { map: "one", low, high, label: "score" },
         words: (value, query, key) => `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`,
         hover: (query, key) => (query === undefined ? rest() : point(nearest(distances, Math.abs(positions[query] - positions[key])), query, key)),
@@ -101,14 +101,25 @@ export function open(place, page) {
   return { show, keys };
 }
 
+function nature(methods) {
+  const words = methods.filter((method) => method in METHODS).map((method) => METHODS[method]).join(", ");
+  return words ? `${words[0].toUpperCase()}${words.slice(1)}.` : "Does nothing: every key has the same score.";
+}
+
+// What a map leaves out: it has no more rows than a screen has pixels for.
+function sampleOf({ length, positions }) {
+  return positions.length < length ? [`The map shows ${number(positions.length)} of ${number(length)} positions, evenly spaced.`] : [];
+}
+
 const METHODS = { embed: "added to the embeddings", rotate: "rotates queries and keys", bias: "added to the scores" };
 
 function drawn(encodings) {
   return encodings.filter((one) => one.mean);
 }
 
-function noteOf(length, distance) {
-  return `Of the query at position ${number(length - 1)}, with keys before it. The line is the mean over random contents; the band holds the middle 80\u00a0% of them. At distance ${number(distance)}:`;
+function noteOf({ length, distances }, distance) {
+  const shown = distances.length < length ? `${number(distances.length)} of the keys` : "all keys";
+  return `Scores of the query at position ${number(length - 1)} with ${shown} before it: the mean over random contents, and a band with the middle 80%. At distance ${number(distance)}:`;
 }
 
 // What the curves were, where only their numbers changed.

@@ -53,7 +53,7 @@ export function open(place, page) {
       const cells = Object.assign(values.slice(from, from + rows * columns), { shape: [rows, columns] });
       showMap(picture, {
         title: `Frame ${frame}`, python, corner: "row", columns: counted(columns).map((at) => `column ${at}`), rows: counted(rows),
-        values: cells, x: { label: "column" }, y: { label: "row" }, color: { map: "one", low: least, high: 1, label: "alike" },
+        values: cells, x: { label: "column" }, y: { label: "row" }, color: { map: "one", low: least, high: 1, label: "cosine" },
         hover: (row, column) => tell(row === undefined ? last.numbers.at : from + row * columns + column),
         press: (row, column) => page.change({ at: from + row * columns + column }),
       });

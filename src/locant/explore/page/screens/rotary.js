@@ -128,7 +128,7 @@ export function open(place, page) {
     const { titles } = last.controls.scaling;
     showCurves(cache, {
       title: "Keys cached before the sequence grew", python,
-      note: `Cached at ${number(trained)} tokens, read at ${number(length)}. 1: the key equals one that is rotated for the new length. 0: it carries no position. ${kept.join(", ")} keep cached keys correct. Rotary.rerotate corrects them for the others.`,
+      note: `Keys cached at ${number(trained)} tokens, compared with keys that are rotated for ${number(length)}: 1 if equal, 0 without any position. ${kept.join(", ")} keep cached keys correct, and Rotary.rerotate corrects them for the others.`,
       x: { values: positions, label: "position of the key (tokens)" }, y: { label: "fit of the key", high: 1.05 },
       series: Object.entries(curves).map(([name, values], at) => ({ name: titles[name] ?? name, values, slot: at + 1 })),
     });
