@@ -44,7 +44,7 @@ class Record:
         part: the name of the part and of its file.
         models: the models of `weights.MODELS` that it reads.
         packages: other packages whose versions decide whether a measurement counts as made.
-        anew: whether to measure everything again.
+        anew: whether to measure everything again. An old measurement stays in the file until the new one replaces it.
         folder: the folder of the file.
         summary: makes what follows from all values, for the pages and the package that read the file.
         talk: is called with a line for each measurement.
@@ -61,9 +61,10 @@ class Record:
             "versions": {package: _version(package) for package in (*DECIDING, *packages)},
             "weights": {name: weights.facts(name) for name in models},
         }
-        kept = {} if anew else read(part, folder)
+        kept = read(part, folder)
         same = all(kept.get(key) == value for key, value in self.head.items())
         self._measured: dict[str, dict[str, Any]] = kept.get("measured", {}) if same else {}
+        self._outdated = {*self._measured} if anew else set[str]()
         self._environment: dict[str, Any] | None = kept.get("environment") if same else None
 
     def measure(self, key: str, settings: Mapping[str, Any], function: Callable[[], Any]) -> Any:
@@ -76,13 +77,14 @@ class Record:
         """
         plain = json.loads(json.dumps(dict(settings)))
         kept = self._measured.get(key)
-        if kept is None or kept["settings"] != plain:
+        if kept is None or kept["settings"] != plain or key in self._outdated:
             began = time.perf_counter()
             value = json.loads(json.dumps(function()))
             seconds = round(time.perf_counter() - began, 1)
             self._measured[key] = kept = {"settings": plain, "seconds": seconds, "value": value}
+            self._outdated.discard(key)
             self._environment = environment()
-            self.write()
+            self._write()
             self.talk(f"{self.part}: {key} ({seconds} s)")
         return kept["value"]
 
@@ -97,7 +99,16 @@ class Record:
         return round(sum(each["seconds"] for each in self._measured.values()), 1)
 
     def write(self) -> None:
-        """Write the file, as each measurement does. Call it if only the form of the summary has changed."""
+        """Write the file, as each measurement does, at the end of a part.
+
+        Measurements that the part no longer makes are dropped if everything was to be measured again.
+        """
+        for key in self._outdated:
+            del self._measured[key]
+        self._outdated.clear()
+        self._write()
+
+    def _write(self) -> None:
         head = {**self.head, "environment": self._environment or environment(), "seconds": self.seconds}
         parts = [json.dumps(head, indent=1).removesuffix("\n}")]
         if self.summary is not None:

@@ -89,6 +89,18 @@ def test_every_verb_has_json_and_words_for_itself_and_for_each_option() -> None:
     assert writers == {*WRITERS}, "for the test of empty paths"
 
 
+def test_an_option_accepts_the_numbers_that_its_help_states() -> None:
+    """The first check of `audit --windows` was 1 or more, and the model was loaded before the second one."""
+    stated = {}
+    for name in main.verbs:
+        verb = main.get_command(click.Context(main), name)
+        for option in (each for each in verb.params if isinstance(each.type, click.IntRange)):
+            for low in re.findall(r"at least (\d+)|from (\d+) to", getattr(option, "help", None) or ""):
+                stated[f"{name} {option.opts[-1]}"] = int("".join(low)), option.type.min
+    assert stated.keys() >= {"audit --windows", "prepare --task"}
+    assert all(low == checked for low, checked in stated.values()), stated
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

@@ -143,6 +143,23 @@ def test_an_architecture_is_explained_and_said_to_be_a_default(run: Run) -> None
     assert facts["strip"][1] == {"kind": "sliding_attention", "window": 129, "place": "around"}
 
 
+def test_missing_weights_are_named(run: Run, folder: Path) -> None:
+    """The files of an incomplete download are named wherever a folder is explained."""
+    weights = [f"model-0000{number}-of-00006.safetensors" for number in range(1, 7)]
+    (folder / "config.json").write_text(json.dumps(PRESETS["llama-3.1-8b"]))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {f"layer.{number}": name for number, name in enumerate(weights)}})
+    )
+    for number, name in enumerate(weights):
+        note = json.loads(run("explain . --json").stdout)["note"]
+        assert note.startswith("the folder lacks weights that its index names: ")
+        assert [each in note for each in weights] == [number <= place < number + 3 for place in range(6)]
+        assert ("more" in note) == (number < 3)
+        assert name in " ".join(run("explain . --against llama-3.1-8b").stdout.split())
+        (folder / name).touch()
+    assert json.loads(run("explain . --json").stdout)["note"] is None
+
+
 def test_two_models_are_compared(run: Run, folder: Path) -> None:
     gemma = dict(PRESETS["gemma-3-4b"])
     (folder / "draft.json").write_text(json.dumps({**gemma, "rope_local_base_freq": 20_000.0}))

@@ -43,10 +43,11 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.llama import modeling_llama
 
 from locant.cli import main
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 from locant.lab import audit as audit_file
 from locant.lab.audit import _is_clear, _is_worse, _Search, audit
 from locant.lab.audit_subject import OWN, Hypothesis, TransformersSubject
+from locant.text.corpus import read_corpus
 from tests.minilm import MINILM
 from tests.tolerances import LOGITS
 
@@ -328,8 +329,11 @@ def test_layers_without_positions_stay_without_them_under_another_share() -> Non
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
     folder, files = saved(llama(PLAIN), tmp_path)
-    with pytest.raises(InputError, match="got 9 windows of 64 tokens, expected 10 or more; try: use windows=16"):
+    with pytest.raises(RangeError, match="got 9 for windows, expected an integer of 10 or more; try: windows=16"):
         audit(folder, files, length=LENGTH, windows=9)
+    tokens = len(read_corpus(files, tokenizer=folder, default_vocab_size=512).ids)
+    with pytest.raises(InputError, match=r"got [1-9] windows of .* expected 10 or more; try: use a longer text or"):
+        audit(folder, files, length=tokens // 9)
     with pytest.raises(InputError, match="a text of more than 5,000 tokens, or a smaller length="):
         audit(folder, files, length=5_000)
 

@@ -87,6 +87,20 @@ def test_what_is_recorded_is_measured_again_only_if_something_changed(tmp_path, 
     assert is_other == (changed != "nothing"), "the environment is that of the measurements"
 
 
+def test_measuring_anew_replaces_one_measurement_after_the_other(tmp_path):
+    def part(values, anew=False, end=True):
+        kept = record.Record("a-part", ["smollm2"], anew=anew, folder=tmp_path, talk=lambda line: None)
+        for key, value in values.items():
+            assert kept.measure(key, {}, lambda value=value: value) == value
+        if end:
+            kept.write()
+        return {key: each["value"] for key, each in record.read("a-part", tmp_path)["measured"].items()}
+
+    assert part({"one": 1, "two": 2, "of the past": 3}) == {"one": 1, "two": 2, "of the past": 3}
+    assert part({"one": 10}, anew=True, end=False) == {"one": 10, "two": 2, "of the past": 3}
+    assert part({"one": 100, "two": 200}, anew=True) == {"one": 100, "two": 200}
+
+
 def test_a_part_that_was_stopped_goes_on_where_it_was(tmp_path):
     def fails():
         raise KeyboardInterrupt

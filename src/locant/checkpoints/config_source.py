@@ -22,6 +22,8 @@ from locant.models.registry import presets
 
 CONFIG = "config.json"
 MAX_BYTES = 2**28
+MAX_MISSING = 3
+"""The largest number of missing files that are named."""
 ATTENTION = ("attn_implementation", "_attn_implementation")
 
 
@@ -94,6 +96,25 @@ def read_source(source: str | Path) -> dict[str, Any]:
         return _preset(str(source))
     config = read_json(path)
     return config_of_params(config) if is_params(config) else config
+
+
+def missing_weights(source: str) -> str | None:
+    """Return a sentence about the files that an index in this folder names and that are not there, or ``None``.
+
+    A configuration can be explained without them, but the model cannot be loaded.
+    """
+    folder = Path(source)
+    if not (source and folder.is_dir()):
+        return None
+    named: set[object] = set()
+    for index in folder.glob("*.safetensors.index.json"):
+        weights = read_json(index).get("weight_map")
+        named |= {*weights.values()} if isinstance(weights, dict) else set()
+    present = {path.name for path in folder.iterdir() if path.exists()}
+    if not (missing := sorted(map(str, named - present))):
+        return None
+    more = f" and {len(missing) - MAX_MISSING:,} more" if len(missing) > MAX_MISSING else ""
+    return f"the folder lacks weights that its index names: {', '.join(missing[:MAX_MISSING])}{more}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

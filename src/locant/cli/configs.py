@@ -49,7 +49,7 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
         return _explain_gguf(str(gguf), against, n_ctx, output)
     if n_ctx is not None:
         raise InputError(f"got --n-ctx for {config}, which is not a GGUF file", "locant explain FILE.gguf --n-ctx 4096")
-    from locant.checkpoints.config_source import find_source
+    from locant.checkpoints.config_source import find_source, missing_weights
     from locant.checkpoints.explanation import explain
     from locant.figures.plot import draw_explanation
     from locant.models.config_values import config_dict
@@ -58,9 +58,11 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     if against is not None:
         return _compare(config, against, output)
     transformer = Path(config) / "transformer"
-    read, note = find_source(str(transformer) if transformer.is_dir() else config)
+    source = str(transformer) if transformer.is_dir() else config
+    read, note = find_source(source)
+    note = note or missing_weights(source)
     if isinstance(read, dict) and "_class_name" in read:
-        return _explain_diffusers(read, output)
+        return _explain_diffusers(read, note, output)
     explanation = explain(read)
     draw_into(output, lambda: draw_explanation(explanation, config_dict(read), config))
     facts = {"config": config, "note": note, **explanation_facts(explanation), "figure": output and str(output)}
@@ -77,7 +79,7 @@ def _gguf_of(config: str) -> Path | None:
 
 def _compare(config: str, against: str, output: Path | None) -> Answer:
     from locant.checkpoints.config_comparison import compare_configs
-    from locant.checkpoints.config_source import find_source
+    from locant.checkpoints.config_source import find_source, missing_weights
     from locant.report.explain import comparison_facts, print_comparison
 
     if _gguf_of(against) is not None:
@@ -87,21 +89,20 @@ def _compare(config: str, against: str, output: Path | None) -> Answer:
         raise InputError("got --output with --against, but there is no picture of two models", "omit --output")
     sources = find_source(config), find_source(against)
     comparison = compare_configs(sources[0].config, sources[1].config)
-    names = [
-        f"{name}: {source.note}" if source.note else name
-        for name, source in zip((config, against), sources, strict=True)
-    ]
+    notes = [source.note or missing_weights(name) for name, source in zip((config, against), sources, strict=True)]
+    names = [f"{name}: {note}" if note else name for name, note in zip((config, against), notes, strict=True)]
     facts = comparison_facts(comparison, config, against)
     return Answer(facts, lambda: print_comparison(comparison, *names), code=0 if comparison.agrees else 1)
 
 
-def _explain_diffusers(config: dict[str, Any], output: Path | None) -> Answer:
+def _explain_diffusers(config: dict[str, Any], note: str | None, output: Path | None) -> Answer:
     from locant.engines.diffusers import encoding_from_diffusers, transformer_of
     from locant.figures.plot import plot
 
     encoding, row = encoding_from_diffusers(config), transformer_of(config)
     text = "not rotated" if row.text is None else f"counts on {row.text}" if row.text else "at 0 on all axes"
     facts = {"transformer": config["_class_name"], "encoding": repr(encoding), "axes": row.axes, "text": text}
+    facts |= {} if note is None else {"note": note}
     draw_into(output, lambda: plot(encoding))
     return Answer(facts, "\n".join(f"{name}: {fact}" for name, fact in facts.items()), files=[output])
 

@@ -11,6 +11,7 @@ import click
 from locant.cli.answers import Answer, answers, draw_into
 from locant.cli.options import OneOf, PathOption, Picture, count, device, dtype, model, only_given, output
 from locant.errors import InputError
+from locant.lab.settings import ENOUGH_WINDOWS
 from locant.shell import shell_path
 
 LAYOUT = OneOf(("half", "interleaved"))
@@ -22,7 +23,7 @@ LAYOUT = OneOf(("half", "interleaved"))
     "--text", "files", multiple=True, metavar="FILE", help="The text. Default: documentation that ships with Python."
 )
 @count("--length", low=2, help="Tokens per window. Default: 512, or the model's stated length if it is smaller.")
-@count("--windows", help="Maximum number of windows, at least 10. Default: 16.")
+@count("--windows", low=ENOUGH_WINDOWS, help=f"Maximum number of windows, at least {ENOUGH_WINDOWS}. Default: 16.")
 @device
 @dtype
 @answers

@@ -35,9 +35,9 @@ from locant.lab.audit_subject import OWN, USUAL, Hypothesis, LabSubject, Subject
 from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import DTYPES, device_of, load_config, num_windows, stated_length, without_weights
 from locant.lab.readable_model import read_language_model
-from locant.lab.settings import VOCAB_SIZE
+from locant.lab.settings import ENOUGH_WINDOWS, VOCAB_SIZE
 from locant.lab.significance import margin_of_mean
-from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row
+from locant.lab.summary import Cell, Row
 from locant.lab.text_learning import count, losses_in_windows
 from locant.positions.base import PositionEncoding
 from locant.spelling import dtype_name
@@ -84,13 +84,14 @@ def audit(
         folder: a local folder with safetensors and a tokenizer.json, or a GGUF file.
         files: a text of the kind that the model was trained on. Default: the documentation inside Python.
         length: tokens per window. Default: 512, or the length that the model states if it is smaller.
-        windows: the largest number of windows. Fewer than 10 windows do not allow a conclusion and raise an error.
+        windows: the largest number of windows, at least 10. Fewer do not allow a conclusion.
         dtype: the dtype to load the model in, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is the saved dtype.
         on_step: called with the number of finished windows, an estimate of their total, and the name of the hypothesis.
 
     Raises:
         InputError: a folder without a causal language model, or a text that is too short.
     """
+    windows = whole("windows", windows, ENOUGH_WINDOWS, remedy=Remedy(windows=16))
     dtype = one_of("dtype", dtype_name(dtype), DTYPES)
     place = device_of(device)
     if is_lab_folder(folder):
@@ -115,7 +116,7 @@ def audit(
         model.vocab_size, corpus, whole("length", length, 2, remedy=Remedy(length=512)), windows, argument="length"
     )
     if most < ENOUGH_WINDOWS:
-        remedy = Remedy("use {}, a longer text or a smaller {}", windows=16, length=...)
+        remedy = Remedy("use a longer text or a smaller {}", length=...)
         raise InputError(f"got {most} windows of {length:,} tokens, expected {ENOUGH_WINDOWS} or more", remedy)
     decoder, ids = model.decoder(corpus.tokenizer), corpus.ids
 

@@ -26,6 +26,9 @@ TASK_STEPS, TASK_BATCH, TASK_LAYERS = 2000, 64, 3
 TASK_MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 3, 4)
 """The lengths at which a model is measured on a task, as multiples of the trained length."""
 
+ENOUGH_WINDOWS = 10
+"""The smallest number of held-out windows of a length that allows a conclusion about it."""
+
 SWEEP_SEED = 2**31 - 1
 """The seed of runs that choose learning rates. They read neither the held-out text nor the measured rows."""
 

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from locant.errors import InputError
+from locant.lab.settings import ENOUGH_WINDOWS
 from locant.lab.significance import Spread, margin_of_mean
-
-ENOUGH_WINDOWS = 10
-"""The smallest number of held-out windows of a length that allows a conclusion about it."""
 
 
 @dataclass(frozen=True, kw_only=True)

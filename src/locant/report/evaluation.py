@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from locant.lab.evaluation import interval_of_mean
-from locant.lab.summary import ENOUGH_WINDOWS, summarise
+from locant.lab.settings import ENOUGH_WINDOWS
+from locant.lab.summary import summarise
 from locant.report import console
 from locant.report.commands import shell_line
 from locant.report.comparison import context_table

@@ -20,7 +20,8 @@ from locant.extras import install_command, is_installed
 from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
-from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, Summary
+from locant.lab.settings import ENOUGH_WINDOWS
+from locant.lab.summary import Cell, Row, Summary
 from locant.report.tables import Table
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from locant.lab.summary import ENOUGH_WINDOWS, Summary
+from locant.lab.settings import ENOUGH_WINDOWS
+from locant.lab.summary import Summary
 from locant.lab.text_learning import HELD_OUT
 from locant.report.console import pluralize
 from locant.spelling import spell
