@@ -12,10 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
-__all__ = ["KINDS", "random_model", "write_gguf"]
+__all__ = ["KINDS", "PER_LAYER_KINDS", "random_model", "write_gguf", "write_per_layer_tables"]
 
 KINDS = {"llama": "llama", "gemma3": "gemma3_text"}
 """The architectures of the files, and their names in `transformers`."""
+PER_LAYER_KINDS = {"gemma3n": "gemma3n_text", "gemma4": "gemma4_text"}
+"""The same for files of which only the input tables are written."""
 SIZES = {
     "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 96, "max_position_embeddings": 128, "initializer_range": 0.3,
@@ -23,7 +25,7 @@ SIZES = {
 }  # fmt: skip
 """Six layers, because the last of six layers of Gemma 3 has full attention."""
 SPECIAL = {"llama": ["<unk>", "<s>", "</s>"], "gemma3": ["<pad>", "<bos>", "<eos>", "<unk>", "<mask>"]}
-WINDOW, BASE = 8, {"llama": 50_000.0, "gemma3": 1_000_000.0}
+WINDOW, BASE = 8, {"llama": 50_000.0, **dict.fromkeys(("gemma3", "gemma3n", "gemma4"), 1_000_000.0)}
 
 
 def random_model(kind: str, **more: Any) -> PreTrainedModel:
@@ -58,18 +60,20 @@ def write_gguf(
         weights: whether to write tensors.
     """
     config: Any = model.config
-    kind = next(name for name, model_type in KINDS.items() if model_type == config.model_type)
+    kinds = {**KINDS, **PER_LAYER_KINDS}
+    kind = next(name for name, model_type in kinds.items() if model_type == config.model_type)
+    sizes = config.to_dict()  # which also has sizes that differ between layers
     writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_head_count_kv(sizes["num_key_value_heads"])
+    writer.add_key_length(sizes["head_dim"])
+    writer.add_value_length(sizes["head_dim"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(sizes["head_dim"])
     writer.add_rope_freq_base(BASE[kind])
     writer.add_vocab_size(config.vocab_size)
     if kind == "gemma3":
@@ -88,6 +92,22 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_per_layer_tables(model: PreTrainedModel, path: Path, **options: Any) -> Path:
+    """Write the token table and the per-layer embedding of a model, with the names that the package `gguf` gives them.
+
+    The converter of llama.cpp adds nothing to the norms of Gemma 3n and Gemma 4.
+    """
+    kind = next(name for name, model_type in PER_LAYER_KINDS.items() if model_type == model.config.model_type)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        module, _, part = name.rpartition(".")
+        if "per_layer" in name or name == "embed_tokens.weight":
+            tensors[f"{names.get_name(f'model.{module}')}.{part}"] = parameter.detach().float().numpy()
+    return write_gguf(model, path, weights=False, tokenizer=False, tensors=tensors, **options)
 
 
 def _write_tokenizer(writer: Any, special: list[str]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from locant import InputEmbedding, InputError, PerLayerEmbedding, RangeError, ShapeError
 from locant.checkpoints.explanation import explain
+from locant.checkpoints.gguf_model import load_gguf_config
 from locant.embedding import PerLayerGate, RowAdagrad, TableFile
 from tests.refusal import refuses
 
@@ -233,6 +234,35 @@ def test_explain_prints_the_second_table(tmp_path: Path) -> None:
     assert sizes["per-layer tokens"] == (262_144, 35 * 256)
     without = {size.name for size in explain({**published, "hidden_size_per_layer_input": 0}).tables}
     assert without == {"tokens"}
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
+def test_a_gguf_file_has_the_tables_of_its_model(name: str, tmp_path: Path) -> None:
+    model = small(name)
+    files = pytest.importorskip("tests.checkpoints.gguf_files", exc_type=ImportError)
+    model.save_pretrained(tmp_path / "folder")
+    file = files.write_per_layer_tables(model, tmp_path / "model.gguf", keys={"tokenizer.ggml.padding_token_id": 3})
+    ids = some_ids(torch.float32)
+    ours, expected = (InputEmbedding.from_pretrained(each) for each in (file, tmp_path / "folder"))
+    hidden = expected(ids)
+    assert torch.equal(ours(ids), hidden)
+    assert torch.equal(ours.per_layer(ids, hidden), expected.per_layer(ids, hidden))
+    alone = PerLayerEmbedding.from_pretrained(file)
+    assert torch.equal(alone(ids, hidden), expected.per_layer(ids, hidden))
+    part = expected.per_layer(ids, hidden)[:, :, 1]
+    gates = [PerLayerGate.from_pretrained(each, 1) for each in (file, tmp_path / "folder")]
+    assert torch.equal(gates[0](hidden, part), gates[1](hidden, part))
+
+
+def test_a_gguf_file_without_a_per_layer_table_has_none(tmp_path: Path) -> None:
+    files = pytest.importorskip("tests.checkpoints.gguf_files", exc_type=ImportError)
+    config = transformers.AutoConfig.for_model("gemma4_text", **SIZES, **FAMILIES["gemma4_text"])
+    config.hidden_size_per_layer_input = 0
+    file = files.write_per_layer_tables(transformers.AutoModel.from_config(config), tmp_path / "model.gguf")
+    assert InputEmbedding.from_pretrained(file).per_layer is None
+    assert not [table for table in explain(load_gguf_config(file)).tables if "per-layer" in table.name]
+    with refuses(InputError, "without per-layer embeddings"):
+        PerLayerEmbedding.from_pretrained(file)
 
 
 @pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])

@@ -9,6 +9,7 @@ tensors for which the class of the model has no place, which `unread_tensors` li
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -24,17 +25,28 @@ from locant.checkpoints.loading import offline, require_all_weights, translate_e
 from locant.errors import InputError
 from locant.extras import require
 from locant.gguf_file import UNQUANTISED, GgufFile, find_gguf, open_gguf
+from locant.models.config_values import integer
 from locant.models.weights import InputTables
 from locant.positions.description import Weightless
 from locant.spelling import dtype_name, spell
 
 METADATA = "metadata"
 EMBEDDING = "token_embd"
+PER_LAYER = {
+    "embed_tokens_per_layer": "per_layer_token_embd", "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}  # fmt: skip
+"""The modules of the per-layer embedding of Gemma 3n and Gemma 4, and their names in a file."""
+PER_LAYER_GATE = {
+    "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
+}  # fmt: skip
+"""The same for the gate in a layer."""
 FACTORS = ("rope_freqs.", "rope_factors_")
 """The beginnings of the names of the factors of a scaling, which `unread_scaling` reports."""
 FREQUENCIES = (".attn_rot_embd.",)
 """Parts of the names of inverse frequencies, which are computed from the base."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
+MODULE_IN_LAYER = re.compile(r"layers\.(\d+)\.(\w+)")
 NEXTN = ".nextn."
 """A part of the names of tensors that predict further tokens."""
 MOST_NAMES = 4
@@ -190,7 +202,51 @@ def load_gguf_config(path: Path | str) -> Any:
     file = open_gguf(path)
     file.require_model()
     with _reading(file) as transformers:
-        return transformers.AutoConfig.from_pretrained(**file.pretrained_arguments)
+        config = transformers.AutoConfig.from_pretrained(**file.pretrained_arguments)
+    if hasattr(config, "hidden_size_per_layer_input"):  # transformers does not read it, and takes the class's default
+        for key, value in _per_layer_sizes(file, config.num_hidden_layers).items():
+            setattr(config, key, value)
+    return config
+
+
+def gguf_input_facts(path: Path | str) -> dict[str, Any]:
+    """Return a configuration that describes the input tables of a GGUF file.
+
+    `transformers` does not read Gemma 3n from GGUF, so the sizes of its tables are read here.
+
+    Raises:
+        InputError: as `load_gguf_config`.
+    """
+    file = open_gguf(path)
+    if file.architecture != "gemma3n":
+        return json.loads(load_gguf_config(file.path).to_json_string())
+    file.require_model()
+    keys = {
+        "num_hidden_layers": "gemma3n.block_count",
+        "hidden_size": "gemma3n.embedding_length",
+        "rms_norm_eps": "gemma3n.attention.layer_norm_rms_epsilon",
+        "pad_token_id": "tokenizer.ggml.padding_token_id",
+    }
+    stated = {name: value for name, key in keys.items() if (value := file.value(key)) is not None}
+    layers = integer(keys["num_hidden_layers"], stated.get("num_hidden_layers"))
+    tables = {"vocab_size": _rows(file, EMBEDDING), **_per_layer_sizes(file, layers)}
+    return {"model_type": "gemma3n_text", **stated, **tables}
+
+
+def _per_layer_sizes(file: GgufFile, num_layers: int) -> dict[str, int]:
+    """Return the rows of the per-layer table and the width of a layer's part, which is 0 without a table."""
+    name = f"{PER_LAYER['embed_tokens_per_layer']}.weight"
+    if name not in file.tensors:
+        return {"hidden_size_per_layer_input": 0}
+    parts, rows = (int(size) for size in file.tensors[name].shape)
+    return {"hidden_size_per_layer_input": parts // num_layers, "vocab_size_per_layer_input": rows}
+
+
+def _rows(file: GgufFile, table: str) -> int:
+    """Return the number of rows of a table."""
+    if (tensor := file.tensors.get(f"{table}.weight")) is None:
+        raise InputError(f"got {file.path} without {table}.weight", "use the file of the whole model")
+    return int(tensor.shape[1])
 
 
 def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: str | torch.dtype = "auto") -> Any:
@@ -272,13 +328,15 @@ class GgufTables:
         self.folder = self.file.path
         modules = {
             names.tokens: EMBEDDING, names.positions: "position_embd", names.segments: "token_types",
-            names.norm: "token_embd_norm",
+            names.norm: "token_embd_norm", **PER_LAYER,
         }  # fmt: skip
         self._names = {module: name for module, name in modules.items() if module is not None}
 
     def find(self, module: str, part: str = "weight") -> str | None:
         """Return the name of this module's tensor in the file, or ``None``."""
-        name = f"{self._names.get(module)}.{part}"
+        in_layer = MODULE_IN_LAYER.fullmatch(module)
+        own = f"blk.{in_layer[1]}.{PER_LAYER_GATE.get(in_layer[2])}" if in_layer else self._names.get(module)
+        name = f"{own}.{part}"
         return name if name in self.file.tensors else None
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from locant.arguments import one_of, short_repr, whole
 from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, read_headers
 from locant.checkpoints.config_source import CONFIG, read_json, read_source, require_no_code
-from locant.checkpoints.gguf_model import GgufTables
+from locant.checkpoints.gguf_model import GgufTables, gguf_input_facts
 from locant.embedding.ngram import NGramEmbedding
 from locant.embedding.per_layer import PerLayerEmbedding
 from locant.errors import InputError
@@ -62,7 +62,7 @@ class _Source:
         self.dtype = None if dtype is None else as_dtype(dtype, DTYPES.values())
         self.tensors: TensorFolder | GgufTables
         if isinstance(folder, (str, Path)) and (gguf := find_gguf(folder)) is not None:
-            facts = read_source(gguf)
+            facts = gguf_input_facts(gguf)
             self.tensors = GgufTables(gguf, read_known_config(facts)[1].inputs)
         else:
             self.tensors = TensorFolder(folder)

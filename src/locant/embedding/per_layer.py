@@ -126,8 +126,8 @@ class PerLayerEmbedding(DeferredErrorModule):
     def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | str | None = None) -> PerLayerEmbedding:
         """Load the per-layer embedding of a published model.
 
-        The table is mapped into memory: a row is read from disk when it is used. Arguments and errors are the same as
-        for `TokenEmbedding.from_pretrained`.
+        The table is mapped into memory: a row is read from disk when it is used. A table in a GGUF file is dequantised
+        to float32 in memory. Arguments and errors are the same as for `TokenEmbedding.from_pretrained`.
 
         >>> PerLayerEmbedding.from_pretrained("gemma-3n-E2B")  # doctest: +SKIP
         """

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 from locant import KVCache, LocantError, Positions, ShapeError, StaticKVCache, attend
@@ -244,6 +245,42 @@ def test_no_memory_is_used_per_pair() -> None:
         attend(q, k, v, encoding=encoding, positions=encoding.read(x, Positions.arange(n))).sum().backward()
     assert largest.numbers < HEADS * n * n / 2
     assert bool(x.grad is not None and x.grad.any())
+
+
+def attention_of(encoding: PaTH, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, encoding=encoding, positions=encoding.read(x, Positions.arange(x.shape[1])))
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.usefixtures("small_blocks")
+def test_attention_is_one_graph_for_each_number_of_blocks() -> None:
+    """One token more or less in the last block needs no other graph."""
+    torch.compiler.reset()
+    encoding, counter = built(torch.float32), CompileCounter()
+    compiled = torch.compile(attention_of, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        for n, graphs in ((18, 1), (19, 1), (18, 1), (34, 2)):
+            tensors = drawn(1, n, torch.float32)
+            assert torch.equal(compiled(encoding, *tensors), attention_of(encoding, *tensors))
+            assert counter.frame_count <= graphs + 1, "the second length may be compiled again, for a range of lengths"
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.usefixtures("small_blocks")
+def test_a_compiled_training_step_has_the_same_gradients() -> None:
+    torch.compiler.reset()
+    encoding, tensors = built(), drawn(1, 18)
+    leaves, cotangent = [*tensors, *encoding.parameters()], torch.randn(1, HEADS, 18, VALUE_DIM, dtype=torch.float64)
+    compiled = torch.compile(attention_of, backend="aot_eager", fullgraph=True)
+    found, expected = (
+        torch.autograd.grad(step(encoding, *tensors), leaves, cotangent) for step in (compiled, attention_of)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other)
+    torch.compiler.reset()
 
 
 CACHES: dict[str, Callable[[PaTH], KVCache | StaticKVCache]] = {
