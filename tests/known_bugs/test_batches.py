@@ -230,8 +230,8 @@ def test_121_ids_that_begin_again_hide_nothing_beside_a_mask_of_four_axes() -> N
     """Position ids restart, but the mask shows other documents.
 
     huggingface/nanoVLM#204, DeepOpt-com/WrinkleFree-Monorepo#53, pytorch/torchtitan#4801: The position ids of packed
-    documents began again, and the mask was an ordinary causal one. Each document sees those before it, whatever the ids
-    are.
+    documents began again, and the mask was an ordinary causal one. Each document sees the documents before it,
+    regardless of the ids.
 
     Check: `locant check-batch batch.safetensors`.
 

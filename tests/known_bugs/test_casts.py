@@ -224,7 +224,7 @@ def test_10_there_is_no_buffer_to_cast() -> None:
 def test_12_half_precision_tokens_are_rotated_by_float32_tables(layout: str, dtype: torch.dtype) -> None:
     """A kernel takes cosines and sines in the dtype of the tokens.
 
-    Dao-AILab/flash-attention#823: Results in bfloat16 were off by up to 24 %. The kernel asked for cosines and sines in
+    Dao-AILab/flash-attention#823: Results in bfloat16 were off by up to 24%. The kernel asked for cosines and sines in
     the dtype of the tokens, so both were rounded before they were used.
 
     Check: `cos.dtype` at the call of your kernel must be `torch.float32`.

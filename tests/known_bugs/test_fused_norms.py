@@ -156,10 +156,10 @@ def test_113_a_fused_kernel_rotates_the_part_that_its_table_is_for() -> None:
 
 
 def test_115_norm_and_rotation_come_in_the_order_of_the_model() -> None:
-    """Heads are normed before the rotation instead of after it.
+    """Heads are normalized before the rotation instead of after it.
 
-    vllm-project/vllm-metal#660: HunYuan's heads are rotated first and normed then, and the engine did the reverse. The
-    weights of the norm then scale other dimensions than those they were trained on.
+    vllm-project/vllm-metal#660: HunYuan rotates heads first and normalizes them afterwards, but the engine did the
+    reverse. The weights of the norm then scale the wrong dimensions.
 
     Check: `locant.probe(kernel, norm=(q_weight, k_weight), norm_follows=True)` reports a wrong order.
 

@@ -39,8 +39,8 @@ def test_61_elements_past_2_31_are_found() -> None:
     """Offsets overflow 32 bits in a kernel.
 
     fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
-    state-spaces/mamba#1015, triton-lang/triton#832: Results were silently wrong, or an illegal access, past 2³¹
-    elements. An index times a stride, both of 32 bits, is a product of 32 bits.
+    state-spaces/mamba#1015, triton-lang/triton#832: Past 2³¹ elements, results were silently wrong or memory accesses
+    were illegal. An index times a stride, both of 32 bits, is a product of 32 bits.
 
     Check: Search your kernels for strides that are not cast to int64.
 

@@ -55,7 +55,7 @@ def test_72_a_padded_row_is_the_row_alone() -> None:
     """Left padding shifts the positions.
 
     unslothai/unsloth#3699, huggingface/transformers#22161, #26137 and #48161, ndif-team/nnsight#673: In a batch padded
-    on the left, all rows shared the positions of the longest, so the first token of a short row did not stand at 0.
+    on the left, all rows shared the positions of the longest row, so the first token of a short row was not at 0.
     With padding on the right the same code happens to be right.
 
     Check: `locant check-batch batch.safetensors --model FOLDER`, for a model with absolute positions.
@@ -100,8 +100,8 @@ def decoded(encoding: PositionEncoding, x: Tensor, mask: Tensor, way: Way, chunk
 def test_73_padding_together_with_a_cache(encoding: PositionEncoding) -> None:
     """Padding and a cache together give wrong positions.
 
-    mosaicml/examples#257: Positions were right with padding and right with a cache, and wrong with both. The mask was
-    cut to the new tokens before it was summed, and cached tokens were added without leaving out the padding.
+    mosaicml/examples#257: Positions were right with padding alone and with a cache alone, but wrong with both. The mask
+    was cut to the new tokens before it was summed, and cached tokens were added without leaving out the padding.
 
     Check: Generate two rows of different lengths in one batch and alone, and compare the tokens.
 
@@ -142,8 +142,8 @@ def test_73_padding_together_with_a_cache(encoding: PositionEncoding) -> None:
 def test_77_a_document_packed_with_others_is_the_document_alone() -> None:
     """Packed documents continue each other's positions.
 
-    allenai/OLMo-core#591 and #654, pytorch/torchtitan#2559 and #2560, huggingface/nanoVLM#201: Positions went on
-    counting across packed documents. Elsewhere they never arrived: `positions` was always None.
+    allenai/OLMo-core#591 and #654, pytorch/torchtitan#2559 and #2560, huggingface/nanoVLM#201: Positions continued
+    across packed documents. In other code they never arrived: `positions` was always None.
 
     Check: Print the position ids of a packed row: every document must begin at 0.
 
@@ -304,7 +304,7 @@ def test_76_the_heads_of_all_ranks_are_the_heads_of_one() -> None:
     """Every rank uses the slopes of the first heads.
 
     flashinfer-ai/flashinfer#1606, deepspeedai/Megatron-DeepSpeed#227: Under tensor parallelism every rank used the
-    slopes of head 0 onwards. A rank knew how many heads it has, and not which.
+    slopes of head 0 onwards. A rank knew the number of its heads, but not which heads they are.
 
     Check: Print the slopes on rank 1: they must not be those of rank 0.
 
@@ -419,8 +419,8 @@ class ZeroedTails(KVCache):
 def test_99_a_draft_that_was_not_accepted_is_no_key() -> None:
     """Rejected draft tokens stay as keys of zeros.
 
-    Blaizzy/mlx-vlm#1962: After a round of drafts, rows with fewer accepted tokens went on attending to zeros. A key of
-    zeros has the score 0 and therefore a share of the weights.
+    Blaizzy/mlx-vlm#1962: After a round of drafts, rows with fewer accepted tokens continued to attend to zeros. A key
+    of zeros has the score 0 and therefore a share of the weights.
 
     Check: Decode two rows that accept different numbers of drafts together and alone, and compare.
 

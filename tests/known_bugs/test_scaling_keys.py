@@ -367,7 +367,7 @@ def test_118_one_base_is_read_in_every_spelling_and_beside_leftover_keys() -> No
     """A base in a dictionary is not found.
 
     deepspeedai/DeepSpeed#8345: The base had moved into a dictionary, and the default was used in silence. The kernels
-    of nine models rotated with base 10,000 whatever the file had.
+    of nine models rotated with base 10,000 regardless of the file.
 
     Check: `locant explain FOLDER` prints the base; compare it with the base of your kernel.
 

@@ -115,7 +115,7 @@ def test_19_the_scale_is_applied_once() -> None:
     """Embeddings are scaled twice.
 
     TensorAuto/OpenTau#179: Text embeddings were multiplied by the square root of the width twice, so they were some 51
-    times too large. The factor had moved into the embedding layer, and the model went on applying it too.
+    times too large. The factor had moved into the embedding layer, and the model still applied it, too.
 
     Check: Compare `x.norm(dim=-1)` in front of the first layer with `weight[ids].norm(dim=-1)`.
 
@@ -177,7 +177,7 @@ class InBFloat16(ALiBi):
 
 @pytest.mark.parametrize("heads", [8, 71])  # 71: Falcon 7B, no power of two
 def test_21_biases_are_the_exact_ones(heads: int) -> None:
-    """A port rounds ALiBi otherwise than its reference.
+    """A port rounds ALiBi differently from its reference.
 
     NVIDIA/TensorRT-Model-Connect#667: Falcon-RW diverged on long prompts. Either its reference rounds ALiBi to bfloat16
     and the port does not, or the other way round, and neither stated it.

@@ -52,7 +52,7 @@ def test_84a_ids_neither_wrap_nor_turn_negative() -> None:
     """Ids of a large vocabulary wrap in 16 bits.
 
     huggingface/transformers#2825, huggingface/datatrove#118, princeton-nlp/LLM-Shearing#65, urvashik/knnlm#6,
-    NVIDIA-NeMo/Megatron-Bridge#5561: 45 % of the ids were wrong for a vocabulary of 119,547 entries, because they were
+    NVIDIA-NeMo/Megatron-Bridge#5561: 45% of the ids were wrong for a vocabulary of 119,547 entries, because they were
     written as uint16. In int16 they turned negative.
 
     Check: `numpy.memmap(file, dtype).max()` must be larger than 65,535 for a large vocabulary.
