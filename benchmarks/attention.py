@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,11 @@ DTYPE = torch.bfloat16 if CUDA else torch.float32
 FORWARD, TRAINING = (16_384, 16_384) if CUDA else (8_192, 4_096)
 FEW = 32
 """Queries that are looked at."""
+CHECKED = 1_024
+"""Tokens of the check of sinks and soft caps, enough for the kernels of long rows."""
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+SLOW = 0.9
+"""Seconds above which a contender is timed once, so that all rows take two minutes."""
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -121,30 +126,32 @@ def _training() -> list[Row]:
 
 def _beside_softmax() -> list[Row]:
     """The log-sum-exp, sinks and a soft cap, forward and backward."""
-    positions, alibi = Positions.arange(TRAINING, device=DEVICE), ALiBi(HEADS)
-    q, k, v = (x.requires_grad_() for x in _drawn(TRAINING))
-    sinks = torch.zeros(HEADS, device=DEVICE, requires_grad=True)
-    cotangent = torch.randn_like(q)
-    contenders: dict[str, Callable[[], Tensor]] = {
-        "plain causal SDPA, without a bias": lambda: _plain(q, k, v),
-        "the log-sum-exp": lambda: attend(q, k, v, positions=positions, return_lse=True)[0],
-        "sinks": lambda: attend(q, k, v, positions=positions, sinks=sinks),
-        "a soft cap": lambda: attend(q, k, v, positions=positions, softcap=30.0),
-        "ALiBi, sinks and a soft cap": lambda: attend(
-            q, k, v, encoding=alibi, positions=positions, sinks=sinks, softcap=30.0
-        ),
+    sinks = torch.randn(HEADS, device=DEVICE, requires_grad=True)
+    kinds: dict[str, dict[str, Any]] = {
+        "the log-sum-exp": {"return_lse": True},
+        "sinks": {"sinks": sinks},
+        "a soft cap": {"softcap": 30.0},
+        "ALiBi, sinks and a soft cap": {"encoding": ALiBi(HEADS), "sinks": sinks, "softcap": 30.0},
     }
+    for name, options in kinds.items():
+        _require_right_beside_softmax(name, options, sinks)
+    q, k, v = (x.requires_grad_() for x in _drawn(TRAINING))
+    positions, cotangent = Positions.arange(TRAINING, device=DEVICE), torch.randn_like(q)
 
-    def run(attention: Callable[[], Tensor]) -> Callable[[], object]:
+    def run(attention: Callable[[], Tensor | tuple[Tensor, ...]]) -> Callable[[], object]:
         def step() -> None:
-            attention().backward(cotangent)
+            y = attention()
+            (y if isinstance(y, Tensor) else y[0]).backward(cotangent)
             q.grad = k.grad = v.grad = sinks.grad = None
             _wait()
 
         return step
 
+    contenders = {"plain causal SDPA, without a bias": run(lambda: _plain(q, k, v))}
+    for name, options in kinds.items():
+        contenders[name] = run(lambda options=options: attend(q, k, v, positions=positions, **options))
     question = f"attention beside the softmax, forward and backward, {HEADS} heads of {HEAD_DIM}, {TRAINING} tokens"
-    return _with_memory(f"{question}, {DTYPE}, {DEVICE}", {name: run(each) for name, each in contenders.items()})
+    return _with_memory(f"{question}, {DTYPE}, {DEVICE}", contenders)
 
 
 # ---------------------------------------------------------------------- contenders
@@ -240,6 +247,34 @@ def _require_right_gradients(name: str, attention: Attention, q: Tensor, k: Tens
         assert error < NEAR[q.dtype], f"a gradient of {name} is off by {error} of its largest"
 
 
+def _require_right_beside_softmax(name: str, options: dict[str, Any], sinks: Tensor) -> None:
+    """Compare outputs and gradients with plain torch in float64, for `CHECKED` tokens."""
+    inputs = [x.requires_grad_() for x in _drawn(CHECKED)]
+    used = [*inputs, sinks] if "sinks" in options else inputs
+    found = attend(*inputs, positions=Positions.arange(CHECKED, device=DEVICE), **options)
+    found, lse = (found[0], found[1]) if isinstance(found, tuple) else (found, None)
+    wide = [x.detach().double().requires_grad_() for x in used]
+    scores = wide[0] @ wide[1].mT * HEAD_DIM**-0.5
+    if (softcap := options.get("softcap")) is not None:
+        scores = (scores / softcap).tanh() * softcap
+    distance = torch.arange(CHECKED, device=DEVICE)[:, None] - torch.arange(CHECKED, device=DEVICE)
+    if "encoding" in options:
+        slopes = 2.0 ** -torch.arange(1.0, HEADS + 1, dtype=torch.float64, device=DEVICE)
+        scores = scores - slopes[:, None, None] * distance
+    scores = scores.masked_fill(distance < 0, float("-inf"))
+    if "sinks" in options:
+        scores = torch.cat([scores, wide[3][None, :, None, None].expand(1, -1, CHECKED, 1)], -1)
+    expected = scores.softmax(-1)[..., :CHECKED] @ wide[2]
+    cotangent = torch.randn_like(found)
+    ours = (found, *torch.autograd.grad(found, used, cotangent, retain_graph=True))
+    theirs = (expected, *torch.autograd.grad(expected, wide, cotangent.double(), retain_graph=True))
+    if lse is not None:
+        ours, theirs = (*ours, lse), (*theirs, scores.logsumexp(-1))
+    for x, wanted in zip(ours, theirs, strict=True):
+        error = float(((x.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1.0)).detach())
+        assert error < NEAR[DTYPE], f"{name} is off by {error}"
+
+
 def _learned(attention: Attention) -> list[Tensor]:
     """Parameters; of an encoding that reads hidden states those that attention sees, and what was read."""
     encoding, positions = getattr(attention, "encoding", None), getattr(attention, "positions", None)
@@ -259,8 +294,9 @@ def _written_out(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 
 def _with_memory(question: str, contenders: dict[str, Callable[[], object]]) -> list[Row]:
-    rows = measure(question, contenders, rounds=3, warmup=1)
-    return [dataclasses.replace(row, megabytes=round(_peak(contenders[row.contender]) / 1e6, 1)) for row in rows]
+    peaks = {name: round(_peak(run) / 1e6, 1) for name, run in contenders.items()}  # these runs warm up, too
+    rows = measure(question, contenders, rounds=3, warmup=0, once_above=SLOW)
+    return [dataclasses.replace(row, megabytes=peaks[row.contender]) for row in rows]
 
 
 def _peak(run: Callable[[], object]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import subprocess
 import sys
@@ -32,15 +33,18 @@ class Row:
 
 def measure(
     question: str, contenders: Mapping[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2,
-    before: Callable[[], object] | None = None,
+    before: Callable[[], object] | None = None, once_above: float = math.inf,
 ) -> list[Row]:  # fmt: skip
-    """Median times over `rounds` turns; the first contender is what the others are compared with.
+    """Return the median times of `rounds` turns. The ratios are to the first contender.
 
-    `before` is called before each of them, and its time does not count.
+    `before` is called before each contender, and its time does not count. A contender that takes more than `once_above`
+    seconds is timed once.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warmup + rounds):
         for name, run in contenders.items():
+            if times[name] and times[name][0] > once_above:
+                continue
             if before is not None:
                 before()
             began = time.perf_counter()

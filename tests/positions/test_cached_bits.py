@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from locant import Cope, Deberta, PositionEncoding, Positions, Sandwich, Shaw, TransformerXL, attend
+from locant import Cope, Deberta, Fire, PositionEncoding, Positions, Sandwich, Shaw, TransformerXL, attend
 from locant.positions import T5Bias
 from tests.positions import oracles_of_biases as oracles
 from tests.positions.claims import shaken
@@ -28,6 +28,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "cope": lambda: Cope(HEAD_DIM, 9),
     "deberta": lambda: Deberta(HEADS, HEAD_DIM, num_buckets=16, max_distance=40),
     "deberta v1": lambda: Deberta(HEADS, HEAD_DIM, num_buckets=None, max_distance=50, terms=("p2c",)),
+    "fire": lambda: Fire(HEADS),
     "sandwich": lambda: Sandwich(HEADS, dim=20),
     "shaw": lambda: Shaw(HEAD_DIM, 20, key_term=True),
     "t5": lambda: T5Bias(HEADS),
@@ -67,7 +68,7 @@ def test_without_keys_the_bias_is_empty(name: str) -> None:
         assert none.shape[2:] == (queries, 0)
 
 
-@pytest.mark.parametrize("name", ["deberta", "transformer_xl"])
+@pytest.mark.parametrize("name", ["deberta", "fire", "transformer_xl"])
 def test_a_table_is_kept_only_for_the_same_values(name: str) -> None:
     """Values change in ways that torch does not count. Copies and pickles begin without a table."""
     encoding, (q, k) = shaken(ENCODINGS[name](), 1.0), tokens()
@@ -82,12 +83,13 @@ def test_a_table_is_kept_only_for_the_same_values(name: str) -> None:
         parameter.data.mul_(1.5)
         require_up_to_date(encoding)
     others = copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))  # noqa: S301 -- our own bytes
-    encoding.weight.data.zero_()  # type: ignore[union-attr]
+    one_parameter = next(encoding.parameters())
+    one_parameter.data.zero_()
     for each in (encoding, *others):
         require_up_to_date(each)
     with torch.inference_mode():
         bias(encoding, q, k, 0, LENGTH)
-    encoding.weight.data.normal_()  # type: ignore[union-attr]
+    one_parameter.data.normal_()
     with torch.inference_mode():
         bias(encoding, q, k, 0, LENGTH)
     bias(encoding, q, k, 0, LENGTH).sum().backward()  # no inference tensor is left behind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
 import torch
@@ -39,6 +38,9 @@ from locant.positions.base import has_pair_sets, resolve_positions
 from locant.positions.documents import check_window
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.positions.rotary_by_class import PairClass
+
+SDPA = F.scaled_dot_product_attention
+"""torch's function. Inside `context_parallel`, the attribute of the module is another function."""
 
 Output = Float[Tensor, "batch heads query value_dim"]
 Weights = Float[Tensor, "batch heads query key"]
@@ -161,8 +163,7 @@ def attend(
     if encoding is positions is k_positions is window is None and not causal:  # nothing depends on the positions
         positions, k_positions = (positions_or_default(None, x.shape[2], x.device, matter=False) for x in (q, k))
     positions, keys = resolve_positions(encoding, q, k, positions, k_positions)
-    require_positions(positions)
-    require_positions(keys)
+    require_positions(positions, keys)
     if flag("rotate", rotate) and encoding is not None:
         q, k = encoding.rotate(q, k, positions, keys)
     mask = AttentionMask(positions, k_positions, flag("causal", causal), check_window(window))
@@ -176,22 +177,31 @@ def attend(
         q, k, v, mask, encoding, factor, dropout_p, flag("return_weights", return_weights), check_softcap(softcap),
         needs_lse=wants_lse or column is not None,
     )  # fmt: skip
-    with _without_autocast(q):
+    # `torch.amp.is_autocast_available` also knows the meta device, but the compiler of torch 2.9 cannot trace it.
+    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        # Autocast would round a float32 bias to the dtype of the queries, even at far distances.
+        with torch.autocast(q.device.type, enabled=False):
+            y, lse, weights = _attend(backend, inputs, column)
+    else:
+        y, lse, weights = _attend(backend, inputs, column)
+    if weights is None and not wants_lse:
+        return y
+    return y, *(x for x in (weights, lse if wants_lse else None) if x is not None)
+
+
+def _attend(backend: BackendName, inputs: AttentionInputs, sinks: Tensor | None) -> AttentionResult:
+    encoding, mask = inputs.encoding, inputs.mask
+    if encoding is not None and has_pair_sets(encoding):
+        result = _attend_by_set(backend, encoding, inputs)
+    else:
         classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
-        if encoding is not None and has_pair_sets(encoding):
-            attended = _attend_by_set(backend, encoding, inputs)
-        else:
-            attended = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
-        y, lse, weights = attended
-        if column is not None and lse is not None:
-            y, lse, weights = _add_sinks(y, lse, weights, column)
-    also = [x for x in (weights, lse if wants_lse else None) if x is not None]
-    return (y, *also) if also else y
+        result = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
+    return result if sinks is None or result.lse is None else _add_sinks(*result, sinks)
 
 
 def _require_no_context_parallel() -> None:
     """Raise inside torch's `context_parallel`, whose fused attention ignores these positions and the bias."""
-    if torch.compiler.is_compiling():
+    if F.scaled_dot_product_attention is SDPA or torch.compiler.is_compiling():
         return
     module = getattr(F.scaled_dot_product_attention, "__module__", None) or ""
     if module.startswith("torch.distributed.tensor"):
@@ -290,18 +300,6 @@ def _add_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tens
     is_plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transforming())
     scaled = y.mul_(share) if is_plain else (y * share).to(y.dtype)  # in place: nothing else uses this y
     return AttentionResult(scaled, lse, None if weights is None else weights * share)
-
-
-def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
-    """Return a context without autocast.
-
-    Autocast would round a float32 bias to the dtype of the queries, even at far distances.
-    """
-    device = q.device.type
-    # `torch.amp.is_autocast_available` also knows the meta device, but the compiler of torch 2.9 cannot trace it.
-    if device != "meta" and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
 
 
 def _attend_without_keys(inputs: AttentionInputs) -> AttentionResult:

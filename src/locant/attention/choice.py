@@ -61,16 +61,16 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> BackendChoice:
 def _choose(inputs: AttentionInputs) -> BackendChoice:
     if inputs.return_weights:
         return BackendChoice("eager", "only eager keeps the weights")
+    if inputs.q.is_cpu and inputs.is_decoding and supports(inputs.q, inputs.v):  # first, as in decoding its time counts
+        method = tiled.choose_method(inputs)
+        if method.name == "table":
+            reason = "every key and value is read once, for all heads that share it"
+            return BackendChoice("tiled", reason, method)
     if inputs.is_transformed:
         return BackendChoice("eager", "fused kernels do not support torch.func and forward mode")
     if torch.compiler.is_exporting():
         name = "sdpa" if sdpa_obstacle(inputs) is None else "eager"
         return BackendChoice(name, "an exported program must work for every length and in any engine")
-    if inputs.q.device.type == "cpu" and inputs.is_decoding and supports(inputs.q, inputs.v):
-        method = tiled.choose_method(inputs)
-        if method.name == "table":
-            reason = "every key and value is read once, for all heads that share it"
-            return BackendChoice("tiled", reason, method)
     fused = sdpa_obstacle(inputs) is None
     if fused and inputs.mask.is_plain and inputs.bias is None:
         return BackendChoice("sdpa", "there is no matrix for bias or mask")

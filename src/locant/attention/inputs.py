@@ -30,7 +30,7 @@ from torch.masked import MaskedTensor
 from locant.arguments import Real, real, scale_of, shape_error, short_repr
 from locant.attention.mask import AttentionMask
 from locant.errors import RangeError, ShapeError
-from locant.kernels.transforms import hides_gradient, is_differentiated, may_be_differentiated
+from locant.kernels.transforms import hides_gradient, is_differentiated, is_plain_eager, may_be_differentiated
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import effective_score_bias
 from locant.positions.documents import PADDING
@@ -180,8 +180,9 @@ class AttentionInputs:
         """
         if torch.compiler.is_exporting():
             return False  # an exported program must work for every length
-        few_queries = FEWEST_KEYS * self.q.shape[2] <= self.k.shape[2]
-        return few_queries and not self.needs_gradient and not self.is_transformed
+        if FEWEST_KEYS * self.q.shape[2] > self.k.shape[2]:
+            return False
+        return is_plain_eager() or not (self.needs_gradient or self.is_transformed)
 
 
 def zero_padding(
@@ -215,9 +216,8 @@ def _fill(x: Tensor, padding: Tensor) -> Tensor:
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise unless the shapes, dtypes and devices of queries, keys and values fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        require_tensor(name, x)
-        if (kind := _non_dense_kind(x)) is not None:
-            raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
+        if not (isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested) or isinstance(x, MaskedTensor):
+            raise _non_dense_error(name, x)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
         got = f"got {_shapes(q, k, v)}, expected (batch, heads, seq, head_dim) each"
@@ -242,13 +242,14 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
-def _non_dense_kind(x: Tensor) -> str | None:
-    """Return the kind of a tensor that is not dense, or ``None`` if it is dense."""
+def _non_dense_error(name: str, x: Any) -> ShapeError:
+    """Return the error for a value that is not a dense tensor."""
+    require_tensor(name, x)
     if isinstance(x, MaskedTensor):
-        return "masked"
-    if x.is_nested:
-        return "nested"
-    return None if x.layout == torch.strided else str(x.layout).removeprefix("torch.").lstrip("_")
+        kind = "masked"
+    else:
+        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").lstrip("_")
+    return ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
 
 
 def require_encoding(encoding: Any) -> None:

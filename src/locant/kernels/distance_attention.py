@@ -351,37 +351,32 @@ MAX_QUERIES = 8  # for more queries, matrix products for a tile of scores are fa
 MIN_KEYS = 16  # for each query
 MAX_WIDTH = 1_024  # of a head
 
-pack = struct.Struct("=24q2d6q").pack
+pack = struct.Struct("=28q2d6q").pack
 """``Task`` in C."""
 
 
 def supports(q: Tensor, v: Tensor) -> bool:
     """Return whether `decode` supports queries and values like these, on a CPU."""
-    few = q.shape[2] <= MAX_QUERIES and MIN_KEYS * q.shape[2] <= v.shape[2]
-    return few and q.dtype in DTYPES and max(q.shape[3], v.shape[3]) <= MAX_WIDTH and native.has(FUNCTION)
+    (_, _, queries, head_dim), (_, _, keys, value_dim) = q.shape, v.shape
+    few = queries <= MAX_QUERIES and MIN_KEYS * queries <= keys
+    return few and q.dtype in DTYPES and head_dim <= MAX_WIDTH and value_dim <= MAX_WIDTH and native.has(FUNCTION)
 
 
 def decode(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the output and every query's log-sum-exp, as `distance_attention` defines them."""
-    q, k, v, table = [_with_contiguous_rows(x) for x in (q, k, v, table)]
+    if not all(map(native.is_in_rows, (q, k, v, table))):
+        q, k, v, table = map(_with_contiguous_rows, (q, k, v, table))
     (batch, heads, queries, head_dim), (_, kv_heads, keys, value_dim) = q.shape, v.shape
     out, sums = q.new_empty((batch, heads, queries, value_dim)), table.new_empty((batch, heads, queries))
-    size = q.element_size()
     packed = pack(
         native.threads(), native.DTYPES[q.dtype],
         batch, kv_heads, heads // kv_heads, queries, keys, head_dim, value_dim,
-        *_steps(q, size), *_steps(k, size), *_steps(v, size), *_steps(out, size),
+        *q.stride(), *k.stride(), *v.stride(), *out.stride(),
         table.stride(0) if table.shape[0] > 1 else 0, first, last, scale, softcap or 0.0,
         q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), table.data_ptr(), sums.data_ptr(),
     )  # fmt: skip
     if native.function(FUNCTION)(packed):
         raise MemoryError("not enough memory for partial results of attention")
     return out, sums
-
-
-def _steps(x: Tensor, size: int) -> tuple[int, int, int]:
-    """Return the bytes from one row, head and token to the next."""
-    row, head, token, _ = x.stride()
-    return row * size, head * size, token * size

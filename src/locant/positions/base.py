@@ -210,10 +210,11 @@ class PositionEncoding(nn.Module):
         )
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
-        """Return the parameters and buffers. torch's own iterators take microseconds."""
-        if self._modules or torch.compiler.is_compiling():
+        """Return the parameters and buffers. torch's own iterators of them take microseconds."""
+        if torch.compiler.is_compiling():
             return *self.parameters(), *self.buffers()
-        return *self._parameters.values(), *self._buffers.values()
+        modules = self.modules() if self._modules else (self,)
+        return (*(x for each in modules for x in (*each._parameters.values(), *each._buffers.values())),)
 
     def _call_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Bias | None:
         try:

@@ -486,11 +486,12 @@ class Positions:
         return f"Positions({shape}, index {self.min_index}..{self.max_index}{over}{document}{grids})"
 
 
-def require_positions(positions: object) -> None:
+def require_positions(*positions: object) -> None:
     """Raise `LocantError` unless these are `Positions`. Position ids or masks alone are not enough."""
-    if not isinstance(positions, Positions):
-        got = f"got positions of type {type(positions).__name__}, expected Positions"
-        raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
+    for each in positions:
+        if not isinstance(each, Positions):
+            got = f"got positions of type {type(each).__name__}, expected Positions"
+            raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
 def positions_or_default(

@@ -61,7 +61,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 
 def choose_method(inputs: AttentionInputs) -> Method:
     """Choose one of the four methods for these inputs."""
-    on_cpu, bias = inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0, inputs.bias
+    on_cpu, bias = inputs.q.is_cpu and inputs.dropout_p == 0.0, inputs.bias
     if on_cpu and (bias is None or isinstance(bias, ByDistance)):
         reason = "one number per head and distance is enough"
         if inputs.mask.offset is not None:

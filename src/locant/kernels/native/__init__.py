@@ -55,7 +55,7 @@ has._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locan
 
 def is_in_rows(x: Tensor) -> bool:
     """Return whether kernels can access the memory of `x`. torch may store negated numbers, or not store zeros."""
-    return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
+    return x.stride()[-1] == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
 
 
 def threads() -> int:

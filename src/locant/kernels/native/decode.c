@@ -36,12 +36,12 @@ typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* `kernels/distance_attention.py` packs this struct. Steps are bytes along batch, heads and seq. The pair of query i and
-   key j has entry i - j + keys - 1 of the table. Only entries `first` to `last` are allowed. `softcap` is 0 if there is
-   none. */
+/* `kernels/distance_attention.py` packs this struct. Steps are torch's strides, which `lay_out` converts to bytes.
+   The pair of query i and key j has entry i - j + keys - 1 of the table. Only entries `first` to `last` are allowed.
+   `softcap` is 0 if there is none. */
 typedef struct {
     int64_t threads, dtype, batch, kv_heads, group, queries, keys, head_dim, value_dim;
-    int64_t q_step[3], k_step[3], v_step[3], out_step[3];
+    int64_t q_step[4], k_step[4], v_step[4], out_step[4];
     int64_t table_step, first, last;
     double scale, softcap;
     const char *q, *k, *v;
@@ -348,7 +348,13 @@ static void work(const void *given, int64_t item, int64_t thread) {
 }
 
 static void lay_out(Plan *plan) {
-    const Task *task = &plan->task;
+    Task *task = &plan->task;
+    for (int i = 0; i < 4; i++) {
+        task->q_step[i] *= SIZE[task->dtype];
+        task->k_step[i] *= SIZE[task->dtype];
+        task->v_step[i] *= SIZE[task->dtype];
+        task->out_step[i] *= SIZE[task->dtype];
+    }
     int64_t low = task->keys - 1 - task->last, high = task->queries - 1 + task->keys - task->first;
     plan->low = low > 0 ? low : 0;
     plan->high = high < task->keys ? high : task->keys;

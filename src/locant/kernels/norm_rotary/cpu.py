@@ -70,7 +70,7 @@ def norm_and_rotate_(
 ) -> None:  # fmt: skip
     """Write the rotated norms into `out_q` and `out_k`, and `v` into `out_v`. `__init__.py` describes the arguments."""
     written = [x for x in (out_q, out_k, out_v) if x is not None]
-    if not all(map(native.is_in_rows, (x for x in (k, v, *written) if x is not None))):
+    if not all(map(native.is_in_rows, [x for x in (k, v) if x is not None] + written)):
         reference.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
         return
     increment_version(written)  # torch's graph does not see that the kernel writes to them

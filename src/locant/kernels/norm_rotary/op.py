@@ -101,15 +101,17 @@ def norm_and_rotate_into(
     require_same_tokens(q, k)
     if norm is not None:
         norm.require_fits(q, k)
-    with torch.no_grad():
-        if is_plain(q) and norm is None and choose_kernel(q, positions, tables, norm).kernel == "reference":
-            rotate_into(q, k, out_q, out_k, positions, tables, layout)  # the rotation alone has more kernels
-            if v is not None and out_v is not None:
-                out_v.copy_(v)
-        elif is_plain(q):
-            _run(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
-        else:
-            reference.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            norm_and_rotate_into(q, k, v, out_q, out_k, out_v, positions, tables, layout, norm)
+        return
+    kernels = _kernels(q, positions, tables, norm) if is_plain(q) else reference
+    if kernels is reference and norm is None and is_plain(q):
+        rotate_into(q, k, out_q, out_k, positions, tables, layout)  # the rotation alone has more kernels
+        if v is not None and out_v is not None:
+            out_v.copy_(v)
+    else:
+        kernels.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
 
 
 def _run(

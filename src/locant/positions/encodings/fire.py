@@ -13,6 +13,7 @@ from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.distances import bias_dtype
 from locant.positions.heads import Heads, empty_linear
+from locant.positions.kept_table import KeptTable
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
 from locant.spelling import literal
@@ -83,6 +84,7 @@ class Fire(PositionEncoding):
         self.threshold_multiple = nn.Parameter(torch.empty(1))
         self.hidden = empty_linear(1, self.hidden_width)
         self.output = empty_linear(self.hidden_width, len(self.heads))
+        self._kept = KeptTable[dict[str, Tensor]]()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -109,16 +111,21 @@ class Fire(PositionEncoding):
         require_tokens(self, q, k, queries, keys)
         dtype = bias_dtype(q)
 
-        def operands() -> dict[str, Tensor]:
+        sources = [x for x in self._tensors() if x is not None]
+
+        def compute() -> dict[str, Tensor]:
             kinks, slopes, offsets = self._pieces(dtype)
             c = self.c[0].to(dtype).abs()
             threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
             return {"c": c, "threshold": threshold, "kinks": kinks, "slopes": slopes, "offsets": offsets}
 
+        def operands() -> dict[str, Tensor]:
+            return self._kept.get(sources, dtype, compute)
+
         return Pairwise(
             q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
             shared=_ratio, of_pair=_bias_of_pairs, of_one_pair=_bias_of_one_pair, operands=operands,
-            heads=range(len(self.heads))[heads or slice(None)], sources=self._tensors(), reads_only_positions=True,
+            heads=range(len(self.heads))[heads or slice(None)], sources=tuple(sources), reads_only_positions=True,
             is_traceable_per_pair=q.device.type != "cuda",  # compiles for minutes, and every pair adds to c's gradient
         )  # fmt: skip
 
