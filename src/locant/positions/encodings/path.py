@@ -59,6 +59,10 @@ class PaTH(PositionEncoding):
     each doubling of the distance. There is no matrix of query x key, forward or backward: plain operations of autograd
     keep n log(n) numbers per head dimension for the backward pass. Query heads share the matrices of their key head.
 
+    **Memory in training.** For heads of 64 in float32, autograd keeps 18 KiB per token and head of a row of 1,024
+    tokens, and 20 KiB of a row of 8,192. Plain causal attention keeps 1 KiB. ``torch.utils.checkpoint.checkpoint``
+    around `read` and `attend` keeps only their inputs, and computes the forward pass twice.
+
     In the paper every layer has its own parameters, so build an encoding for each layer.
 
     **Compilation.** `attend` is one graph of `torch.compile`, forward, backward and with a cache. It has the operations
