@@ -65,9 +65,10 @@ class PaTH(PositionEncoding):
 
     In the paper every layer has its own parameters, so build an encoding for each layer.
 
-    **Compilation.** `attend` is one graph of `torch.compile`, forward, backward and with a cache. It has the operations
-    of every doubling, so each number of blocks is compiled anew, as is a last block that is full. Use few lengths: the
-    compiler stops after eight by default.
+    **Compilation.** `attend` over whole rows is one graph of `torch.compile`, forward and backward. It has the
+    operations of every doubling, so each number of blocks is compiled anew, as is a last block that is full. Use few
+    lengths: the compiler stops after eight by default. Do not compile decoding: a step with a cache is one graph, too,
+    but in a test with small blocks almost every step was compiled anew.
 
     **Decoding.** Every new token changes all cached keys. ``KVCache(encoding=encoding)`` changes them in place, 64
     tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens.
