@@ -38,7 +38,7 @@ class PythonRemedy(str):
     """A remedy in Python code, with other advice for the command line.
 
     The command line suggests the options for `encodings`, which are names of encodings. If there are none, it prints
-    `words`.
+    `words`. `scaling` is the class of the scaling that was given instead of an encoding, or empty.
 
     >>> PythonRemedy("locant.encoding('learned', max_seq_len=512, d_model=64)", encodings=("learned",))
     "locant.encoding('learned', max_seq_len=512, d_model=64)"
@@ -46,14 +46,17 @@ class PythonRemedy(str):
 
     encodings: tuple[str, ...]
     words: str
+    scaling: str
 
-    def __new__(cls, code: str, /, *, encodings: tuple[str, ...] = (), words: str = "") -> "PythonRemedy":
+    def __new__(
+        cls, code: str, /, *, encodings: tuple[str, ...] = (), words: str = "", scaling: str = ""
+    ) -> "PythonRemedy":
         self = super().__new__(cls, code)
-        self.encodings, self.words = encodings, words
+        self.encodings, self.words, self.scaling = encodings, words, scaling
         return self
 
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
-        return (str(self),), {"encodings": self.encodings, "words": self.words}  # for pickle
+        return (str(self),), vars(self)  # for pickle
 
 
 class LocantError(ValueError):

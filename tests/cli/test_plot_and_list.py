@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from locant.positions.registry import encodings
+from locant.report.listing import encoding_facts
 from tests.cli.conftest import Complains, Run, refused
 from tests.tolerances import FORMULA
 
@@ -93,6 +95,21 @@ def test_one_encoding_is_listed_with_its_numbers(run: Run, succeeds: Run) -> Non
     text = run("list rope --head-dim 4").stdout.split()
     assert {"rope,", "Rotary(head_dim=4,", "0.01", "628.31853"} <= {*text}
     succeeds("list nope")
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_the_types_of_options_are_in_words(name: str) -> None:
+    """Not in Python's annotations, which are names of this package's own types or have quotes and brackets."""
+    options = encoding_facts(name)["options"]
+    for option in options:
+        words = option.partition(" = ")[0].partition(": ")[2].split(" or ")
+        assert all(re.fullmatch(r"(sequence of |iterable of )?[a-z0-9]+|Rotary|iterable of Rotary|Scaling|Pairs|"
+                                r"Temperature", each) for each in words), option  # fmt: skip
+    expected = {
+        "selective_rope": "activation: silu or none = none", "rotary": "sections: sequence of int or none = none",
+        "sinusoidal": "first: sine or cosine = sine", "t5": "num_buckets: int = 32",
+    }  # fmt: skip
+    assert expected.get(name) in (None, *options)
 
 
 def test_a_broken_plug_in_is_named_and_the_rest_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

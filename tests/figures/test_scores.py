@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, Cope, Fox, PositionEncoding, Positions, Rotary, Sinusoidal, attend
+from locant import ALiBi, Cope, Fox, LocantError, PositionEncoding, Positions, Rotary, Sinusoidal, attend
+from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import random_contents, score_by_distance, score_map
 from locant.positions import MixedRotary, RotaryByHead
+from locant.positions.registry import encodings
 from tests.tolerances import DIFFERENT, LOGITS
 
 HEADS, WIDTH = 3, 12
@@ -62,3 +64,23 @@ def test_the_scores_of_a_head_are_those_of_attention(name: str) -> None:
         np.testing.assert_allclose(by_distance.mean - by_distance.mean[:1], line - line[:1], rtol=0, atol=LOGITS)
         maps.append(ours)
     assert (np.abs(maps[0] - maps[1]).max() > DIFFERENT) == (name not in ("rotary", "sinusoidal", "CoPE"))
+
+
+NOT_BY_DISTANCE = {
+    "path": "every token between", "convolutional": "whole documents", "learned_grid": "without a grid",
+    **dict.fromkeys(("continuous_grid_bias", "decomposed", "grid_bias"), "has offsets of up to"),
+}  # fmt: skip
+"""Encodings that have no map of distant positions in one row, with words of the reason."""
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_every_encoding_has_a_map_at_default_sizes_or_a_reason(name: str) -> None:
+    """At these sizes the hidden states are wider than a head."""
+    encoding = encoding_to_draw(name)
+    index = np.arange(0, 64, 16)
+    if name in NOT_BY_DISTANCE:
+        with pytest.raises(LocantError, match=NOT_BY_DISTANCE[name]):
+            score_map(encoding, index)
+        return
+    assert np.isfinite(score_map(encoding, index, draws=2)).all()
+    assert np.isfinite(score_by_distance(encoding, index, draws=2).mean).all()

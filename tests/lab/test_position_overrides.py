@@ -28,10 +28,11 @@ IDS = torch.randint(3, 300, (1, 160), generator=torch.Generator().manual_seed(1)
         ("mrope", "rotary with several position axes", "own, exact or yarn:4"),
         ("positional_encoding", "a name of several", "with='sinusoidal'"),
         ("alibix", "expected 'own'", "with='alibi'"),
+        ("yarnrotary", "expected 'own'", "with='yarn'"),
     ],
 )
 def test_a_name_of_something_else_is_refused_with_what_it_is(name: str, cause: str, remedy: str) -> None:
-    with refuses(RangeError if name == "alibix" else InputError, cause, remedy):
+    with refuses(RangeError if name in ("alibix", "yarnrotary") else InputError, cause, remedy):
         PositionOverride.of(name)
 
 

@@ -172,10 +172,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(here: Path, monkeypatch: pyt
     monkeypatch.setattr(tuning._Run, "_steps_in_time", lambda run, seconds: max(3, min(5, steps_in_time(run, seconds))))
     monkeypatch.setattr(tuning, "SAVE_SECONDS", 0.0)
     chosen = TuneSettings(way="kerple", minutes=1.0, batch_size=30, learning_rate=1e-2)
-    text, done = [str(here / "text.txt")], []
+    text, done, reports = [str(here / "text.txt")], [], list[str]()
 
     def interrupt(step: int, steps: int, said: str) -> None:
         done.append(step)
+        reports.append(said.partition(", ")[2])
         if len(done) < 3:
             raise KeyboardInterrupt
 
@@ -196,6 +197,10 @@ def test_an_interrupted_run_ends_with_the_same_bits(here: Path, monkeypatch: pyt
             assert not (here / "out").exists()
             monkeypatch.setattr("locant.lab.tuning.flush", files.flush)
     assert done == [*range(1, record["num_steps"] + 1)]
+    measured = {step: f"held-out {loss:.3f} at step {step}" for step, loss in record["held_out"]}
+    during = [min(step, done[-1] - 1) for step in done]  # the last loss is measured after the last report
+    expected = [measured[max(each for each in measured if each <= step)] for step in during]
+    assert reports == expected, "a loss has the number of the step at which it was measured"
     again = tuned(here, "kerple", "again", num_steps=record["num_steps"], batch_size=30)
     assert same(here / "out", here / "again")
     assert {**again, "settings": 0} == {**record, "settings": 0}

@@ -150,7 +150,10 @@ def _apply_methods(
         raise LocantError(got, f"locant.plot({encoding.info.name!r}) for random tokens")
     if reads_hidden_states(encoding):  # all tokens have the same content, including tokens that are not shown
         length = 1 + int(max(positions.index.max(), k_positions.index.max()))
-        tokens = encoding.read(q[:1, :1].expand(-1, length, -1), Positions.arange(length))
+        hidden, width = q[:1, :1], getattr(encoding, "d_model", q.shape[-1])
+        if hidden.shape[-1] != width:  # one head is narrower than the hidden states
+            hidden = random_contents(width, 1, 1.0)[0, :1]
+        tokens = encoding.read(hidden.expand(-1, length, -1), Positions.arange(length))
         positions, k_positions = tokens.select(positions.index[0]), tokens.select(k_positions.index[0])
     q, k = encoding.embed(q, positions)[:, None], encoding.embed(k, k_positions)[:, None]
     heads = num_heads_of(encoding)

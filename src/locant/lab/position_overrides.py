@@ -220,7 +220,7 @@ def _name_of(text: str) -> str:
         name = name_of(text)
     except LocantError as error:
         # The text is known, for example as a model. Scalings were read above, so a similar text is misspelt.
-        if isinstance(error.remedy, PythonRemedy) and "is a scaling" not in error.cause:
+        if isinstance(error.remedy, PythonRemedy) and not error.remedy.scaling:
             raise InputError(error.cause, _remedy_for(error.remedy)) from None
         return text
     if name == "rotary":

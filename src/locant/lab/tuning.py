@@ -363,7 +363,7 @@ class _Run:
 
     def _take_steps(self, state: StateFolder, so_far: dict[str, Any], on_step: OnStep) -> None:
         steps, losses, held_out = so_far["num_steps"], so_far["train_loss"], so_far["held_out"]
-        saved, report = time.perf_counter(), f"held-out {held_out[-1][1]:.3f}"
+        saved = time.perf_counter()
         times = min(HELD_OUT_TIMES, max(1, steps * self.batch_size // len(so_far["before"])))
         every = -(-steps // times)
         self.model.train()
@@ -377,12 +377,12 @@ class _Run:
             done = len(losses)
             if done % every == 0 and done < steps:
                 held_out.append([done, self._measure().mean])
-                report = f"held-out {held_out[-1][1]:.3f}"
             if done == steps or time.perf_counter() - saved >= SAVE_SECONDS:
                 self._save(state, so_far)
                 saved = time.perf_counter()
             if rank() == 0:
-                on_step(done, steps, f"training {losses[-1]:.3f}, {report}")
+                measured, loss = held_out[-1]
+                on_step(done, steps, f"training {losses[-1]:.3f}, held-out {loss:.3f} at step {measured:,}")
 
     def _accumulate_gradients(self, batch: Mapping[str, Tensor]) -> float:
         """Return this process's share of the mean loss over a batch, and add its gradients to the parameters.

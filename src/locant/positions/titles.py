@@ -130,10 +130,15 @@ def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = [(name, getattr(example, name)) for name in required]
     arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
-    made = f"locant.scaling.{type(example).__name__}({arguments})"
+    scaling = type(example).__name__
+    made = f"locant.scaling.{scaling}({arguments})"
     return RangeError(
         f"got encoding {title!r}, which is a scaling of rotary",
-        _remedy(f"locant.encoding('rotary', head_dim=64, scaling={made})", "rotary"),
+        PythonRemedy(
+            f"locant.encoding('rotary', head_dim=64, scaling={made})",
+            encodings=("rotary",),
+            scaling=scaling,
+        ),
     )
 
 

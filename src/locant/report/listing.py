@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from locant.positions import PositionEncoding
 from locant.positions.angles import Angles
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDE = 120
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 Facts = dict[str, Any]
 
 HEADINGS = {
@@ -43,14 +45,46 @@ def encoding_facts(name: str, **options: Any) -> Facts:
 
     kind = find(name)
     built = encoding_to_draw(name, **options)
-    written = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
-    accepted = [re.sub(r"\bReal\b", "float", each) for each in written]  # in Python, a float may be an int
     return {
         **_facts(name_of_class(kind) or name, kind),
-        "options": accepted,
+        "options": _options(kind),
         "built": repr(built),
         "numbers": numbers(built),
     }
+
+
+def _options(kind: type[PositionEncoding]) -> list[str]:
+    """Return the parameters of the constructor, with their types in words and their defaults."""
+    types = dict[str, Any]()
+    with suppress(NameError):  # a class of another package may import its types only for type checkers
+        types = get_type_hints(kind.__init__)
+    named = [each for each in inspect.signature(kind).parameters.values() if each.kind not in VARIADIC]
+    return [
+        f"{each.name}: {_type_words(types.get(each.name, each.annotation))}"
+        + ("" if each.default is inspect.Parameter.empty else f" = {_value_words(each.default)}")
+        for each in named
+    ]
+
+
+def _type_words(kind: Any) -> str:
+    """Return a type in the words of a reader: ``half or interleaved``, ``int or none``, ``sequence of float``."""
+    if kind is type(None):
+        return "none"
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(map(_value_words, parts))
+    if origin in (Union, UnionType):
+        parts = [each for each in parts if not (each is int and float in parts)]  # in Python, a float may be an int
+        return " or ".join(dict.fromkeys(map(_type_words, parts)))
+    if origin is not None:
+        return f"{origin.__name__.lower()} of {' and '.join(map(_type_words, parts))}"
+    return "any" if kind in (Any, inspect.Parameter.empty) else getattr(kind, "__name__", str(kind))
+
+
+def _value_words(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value_words, value))})"
+    return "none" if value is None else str(value)
 
 
 def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
