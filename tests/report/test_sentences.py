@@ -138,10 +138,10 @@ def test_what_is_far_is_used_harmful_or_neither() -> None:
     few = sentences(losses, stretches={name: seeds(3.0, 2.9, count=9) for name in losses})
     assert not any("Tokens more than" in sentence for sentence in few)
     assert not any("overlap" in sentence for sentence in sentences(losses))
-    many = {f"e{number}": seeds(3.0, 2.5 + number / 10) for number in range(7)}
+    many = {f"e{number}": seeds(3.0, 2.5 + number / 10) for number in range(8)}
     said = sentences({name: [(3.0,) * 4] * 2 for name in many}, stretches=many)
-    assert one_with("overlapping windows", said).endswith("the losses are between 2.500 (e0) and 3.100 (e6).")
-    assert one_with("At 512 tokens", said).endswith("6 other encodings are within the spread of seeds and windows.")
+    assert one_with("overlapping windows", said).endswith("the losses are between 2.500 (e0) and 3.200 (e7).")
+    assert one_with("At 512 tokens", said).endswith("7 other encodings are within the spread of seeds and windows.")
 
 
 def test_who_is_not_below_a_bigram_count_is_said() -> None:
