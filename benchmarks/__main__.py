@@ -1,10 +1,13 @@
-"""``python -m benchmarks [NAME...]``: every table, ratios first, kept in ``results/<device>.json``.
+"""Measure locant beside its peers: print tables, ratios first, and record them in ``results/<device>.json``.
 
-``python -m benchmarks gpu`` is all that needs a GPU: the tests marked gpu, and, if they pass, the benchmarks of it.
+``python -m benchmarks`` runs all benchmarks, and ``python -m benchmarks NAME...`` runs some of them. ``python -m
+benchmarks gpu`` runs the tests marked gpu and, if they pass, the benchmarks on a GPU.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import dataclasses
 import importlib
 import json
@@ -63,5 +66,22 @@ def record(name: str, part: dict[str, object]) -> None:
     print(f"\n{path}", flush=True)
 
 
+def listing() -> str:
+    """Return a line for each benchmark: its name, and the question that it answers."""
+    files = ((name, Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")) for name in NAMES)
+    questions = {name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0] for name, text in files}
+    return "\n".join(f"{name:16}{question}" for name, question in questions.items())
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog=f"names:\n{listing()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names, and do not measure")
+    options = parser.parse_args()
+    if options.list:
+        print(listing())
+    else:
+        main(options.names)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.timing import Row, measure
-from locant import HeadNorm, Positions, Rotary
+from locant import HeadNorm, KVCache, Positions, Rotary
 from locant.kernels.norm_rotary import norm_and_rotate_into
 
 __all__ = ["rows"]
@@ -27,6 +27,11 @@ NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
 """How far results may differ: others' angles are off by 1.4e-4 at position 4,095, and they round more often."""
 APPENDED = {(1, 4_096, torch.bfloat16): 1.8, (1, 4_096, torch.float32): 1.6, (32, 1, torch.bfloat16): 2.5}
 """Batch, tokens and dtype, and how many copies the norm, the rotation and the cache may cost."""
+
+CACHED = [(1, 4_096, torch.bfloat16), (32, 1, torch.bfloat16), (32, 1, torch.float32), (1, 1, torch.bfloat16)]
+"""Batch, tokens and dtype of the rows with `KVCache`, whose calls also check their arguments."""
+CALLS = 20
+"""Calls in one turn if there is one token."""
 
 Contender = Callable[[], Any]
 
@@ -38,6 +43,8 @@ def rows() -> list[Row]:
     found = []
     for (batch, seq, dtype), wanted in APPENDED.items():
         found += _appended(_Case(batch, seq, dtype), wanted)
+    for case in CACHED:
+        found += _in_a_cache(_Case(*case))
     return found + _with_gradients(_Case(1, 4_096, torch.bfloat16)) + _with_gradients(_Case(1, 4_096, torch.float32))
 
 
@@ -112,6 +119,59 @@ def _appended(case: _Case, wanted: float) -> list[Row]:
         _require(case, {name: (run()[0].clone(), run()[1].clone()) for name, run in contenders.items()})
         title = f"norm, rotate and append, {case.words} (wanted: {wanted} of the copy)"
         return measure(title, {"copy of q, k and v": copy} | contenders, rounds=5)
+
+
+def _in_a_cache(case: _Case) -> list[Row]:
+    """Measure `KVCache.rotate_and_append` beside separate calls. `truncate`, which moves nothing, ends each of them."""
+    q, k, v, positions, norm, rotary = case.q, case.k, case.v, case.positions, case.norm, case.rotary
+    past = int(positions.index[0, 0])
+    cache, out = KVCache(past + q.shape[2]), torch.empty_like(q)
+    if past:
+        cache.append(*torch.zeros(2, len(k), KV_HEADS, past, HEAD_DIM, dtype=k.dtype), Positions.arange(past))
+    keys, values = torch.empty(2, len(k), KV_HEADS, past + q.shape[2], HEAD_DIM, dtype=k.dtype)
+
+    def copy() -> tuple[Tensor, Tensor]:
+        values[:, :, past:].copy_(v)
+        return out.copy_(q), keys[:, :, past:].copy_(k)
+
+    def append(rotated_q: Tensor, rotated_k: Tensor) -> tuple[Tensor, Tensor]:
+        all_keys, _, _ = cache.append(rotated_k, v, positions)
+        cache.truncate(past)
+        return rotated_q, all_keys[:, :, past:]
+
+    def three_calls() -> tuple[Tensor, Tensor]:
+        normed = (F.rms_norm(x, (HEAD_DIM,), w, EPS) for x, w in zip((q, k), case.weights, strict=True))
+        return append(*rotary.rotate(*normed, positions=positions, inplace=True))
+
+    def one_call(norm: HeadNorm | None) -> tuple[Tensor, Tensor]:
+        rotated_q, all_keys, _, _ = cache.rotate_and_append(rotary, q, k, v, positions, norm=norm)
+        cache.truncate(past)
+        return rotated_q, all_keys[:, :, past:]
+
+    contenders: dict[str, Contender] = {
+        "one call": lambda: one_call(norm),
+        "two calls: norm and rotate, append": lambda: append(*rotary.rotate(q, k, positions, norm=norm)),
+        "three calls, torch's rms_norm": three_calls,
+    }
+    others: dict[str, Contender] = {
+        "one call without a norm": lambda: one_call(None),
+        "append alone": lambda: append(q, k),
+        "truncate alone": lambda: cache.truncate(past),
+    }
+    with torch.no_grad():
+        _require(case, {name: (run()[0].clone(), run()[1].clone()) for name, run in contenders.items()})
+        calls = CALLS if q.shape[2] == 1 else 1
+        all_runs = {"copy of q, k and v": copy} | contenders | others
+        title = f"norm, rotate and append with KVCache, {case.words}, {calls} call{'s' * (calls > 1)}"
+        return measure(title, {name: _repeat(run, calls) for name, run in all_runs.items()})
+
+
+def _repeat(run: Contender, calls: int) -> Contender:
+    def repeat() -> None:
+        for _ in range(calls):
+            run()
+
+    return repeat
 
 
 def _with_gradients(case: _Case) -> list[Row]:

@@ -21,6 +21,7 @@ from locant.arguments import MAX_INT32
 from locant.attention import attend
 from locant.attention.choice import FAST_MATRIX_SCORES
 from locant.errors import LocantError
+from locant.kernels.transforms import is_plain_eager
 from locant.positions.base import PositionEncoding, effective_score_bias, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
@@ -124,6 +125,8 @@ def attention(
     # Some models pass position ids to their attention, but no unknown arguments.
     layer_places = None if ids is None or ids.ndim != 2 else Places(ids)
     places: Places = others.pop(PLACES, layer_places) or Places()
+    if places.shared is not None and not is_plain_eager():  # a value is right for all layers without gradients alone
+        places = places._replace(shared=None)
     if own_bias is not None and encoding is not None and point.own_bias is None:
         raise LocantError(f"got {type(module).__name__}, which computes its own bias", "use a model without one")
     causal = others.get("is_causal")
@@ -149,7 +152,7 @@ def attention(
     if scaling is not None:  # the model's scaling is for the width of its heads, which an encoding may double (PoPE)
         scaling *= (width / query.shape[-1]) ** 0.5
     if mask is None:
-        if places.can_share():
+        if places.shared is not None:
             depends_on = (encoding, query.shape[:3], key.shape[:3], query.dtype, query.device)
             encoding = places.share(_share_bias, encoding, query, key, positions, k_positions, by=depends_on)
         y = attend(
@@ -231,8 +234,9 @@ def _own_mask_and_bias(
 
 def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
     """Return whether `attend` can replace the previous function, so it is sdpa without soft cap, sinks or a cache."""
-    has_more = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
-    return point.previous == "sdpa" and not has_more
+    if point.previous != "sdpa" or hasattr(module, "sinks"):
+        return False
+    return others.get("softcap") is others.get("s_aux") is others.get("cache") is None
 
 
 def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:
@@ -251,7 +255,7 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places) 
     first = keys - length if places.first is None else places.first
     if mask is None and places.queries is None and isinstance(first, int):
         slots = (first, length, keys, device)
-        return places.share(_consecutive, *slots, by=slots) if places.can_share() else _consecutive(*slots)
+        return places.share(_consecutive, *slots, by=slots)
     document, before = None, torch.tensor(keys - length, device=device)  # keys before the first query
     if mask is not None:
         document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)

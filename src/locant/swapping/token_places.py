@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from locant.errors import LocantError
-from locant.kernels.transforms import is_plain_eager
 from locant.swapping.forward_arguments import ForwardArguments, cache_in
 from locant.tensors import has_values
 
@@ -41,7 +40,8 @@ class Places(NamedTuple):
             cache. The ids of all later slots count up to the queries' ids without a gap. ``None`` if this holds for
             every slot.
         first: the slot of the first query, or ``None`` if it is unknown. The cache then holds all earlier keys.
-        shared: the values that the layers of this call share, or ``None`` if a compiler traces the call.
+        shared: the values that the layers of this call share, or ``None`` if a compiler traces the call, or a value of
+            one layer may be wrong for another because of gradients or transforms.
     """
 
     queries: Tensor | None = None
@@ -56,10 +56,6 @@ class Places(NamedTuple):
         if by not in self.shared:
             self.shared[by] = compute(*arguments)
         return self.shared[by]
-
-    def can_share(self) -> bool:
-        """Return whether a value of one layer is right for all layers, so there are no gradients and transforms."""
-        return self.shared is not None and is_plain_eager()
 
 
 class PlacesHooks:

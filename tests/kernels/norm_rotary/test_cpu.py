@@ -167,6 +167,24 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
             assert torch.equal(one, whole[row : row + 1, :, token : token + 1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 129])
+def test_launches_for_pieces_write_the_bits_of_one_launch(size: int, dtype: torch.dtype) -> None:
+    """With one thread and with two, as a cache calls the kernel: queries, keys and values."""
+    q, k, v = (torch.randn(2, heads, 130, 64).to(dtype) for heads in (4, 2, 2))
+    norm, index = HeadNorm(torch.randn(64), torch.randn(64)), far_positions(2, 130)
+    of, whole_v = tables(64), torch.empty_like(v)
+    whole = (*forward(q, k, index, of, "half", norm, v, whole_v), whole_v)
+    for count in (1, 2):
+        with threads(count):
+            outputs = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            for pieces in zip(*(x.split(size, 2) for x in (q, k, v, *outputs)), index.split(size, 1), strict=True):
+                *inputs, out_q, out_k, out_v, where = pieces
+                cpu.norm_and_rotate_(inputs[0], inputs[1], out_q, out_k, where, of, "half", norm, inputs[2], out_v)
+        for found, expected in zip(outputs, whole, strict=True):
+            assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("kind", ["head", "heads"])
 def test_gradients_do_not_depend_on_the_number_of_threads(kind: str) -> None:
     q, grad = (torch.randn(2, 4, 300, 64) for _ in range(2))
