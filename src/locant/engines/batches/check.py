@@ -70,7 +70,7 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
     whose cost is unknown.
 
     Much depends on the model: whether padding shifts positions, how many ids there are, how images are counted.
-    ``unchecked`` in the result lists the checks that need a model. Without an attention mask, padding is also found only
+    ``unchecked`` in the result lists the checks that need a model. Without an attention mask, padding is found only
     with a model, which has the id of padding. If there is a mask, the check relies on it.
 
     Args:
