@@ -356,7 +356,9 @@ def test_the_picture_says_where_there_is_not_enough_text() -> None:
 
 
 def test_a_picture_for_pages_with_a_button_for_the_theme_is_there_for_both() -> None:
-    found = Page(themed(picture(lambda theme: draw_loss_by_length(summarise(results()), theme), "A & B")))
+    html = themed(picture(lambda theme: draw_loss_by_length(summarise(results()), theme), "A & B"))
+    assert re.search(r"</span>\s*<figcaption>", html), "the theme hides a caption whose sibling it hides"
+    found = Page(html)
     images = [attrs for tag, attrs in found.tags if tag == "img"]
     assert [each["class"] for each in images] == ["only-light", "only-dark"]
     assert [each["alt"] for each in images] == ["A & B"] * 2
