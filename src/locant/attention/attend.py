@@ -196,7 +196,9 @@ def _attend(backend: BackendName, inputs: AttentionInputs, sinks: Tensor | None)
     else:
         classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
         result = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
-    return result if sinks is None or result.lse is None else _add_sinks(*result, sinks)
+    if sinks is None or result.lse is None:
+        return result
+    return _add_sinks(result.y, result.lse, result.weights, sinks)
 
 
 def _require_no_context_parallel() -> None:

@@ -174,13 +174,14 @@ def test_launches_for_pieces_write_the_bits_of_one_launch(size: int, dtype: torc
     q, k, v = (torch.randn(2, heads, 130, 64).to(dtype) for heads in (4, 2, 2))
     norm, index = HeadNorm(torch.randn(64), torch.randn(64)), far_positions(2, 130)
     of, whole_v = tables(64), torch.empty_like(v)
+    kernels = cpu if choose_kernel(q, index, of, norm).kernel == "native" else reference
     whole = (*forward(q, k, index, of, "half", norm, v, whole_v), whole_v)
     for count in (1, 2):
         with threads(count):
             outputs = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
             for pieces in zip(*(x.split(size, 2) for x in (q, k, v, *outputs)), index.split(size, 1), strict=True):
                 *inputs, out_q, out_k, out_v, where = pieces
-                cpu.norm_and_rotate_(inputs[0], inputs[1], out_q, out_k, where, of, "half", norm, inputs[2], out_v)
+                kernels.norm_and_rotate_(inputs[0], inputs[1], out_q, out_k, where, of, "half", norm, inputs[2], out_v)
         for found, expected in zip(outputs, whole, strict=True):
             assert torch.equal(found, expected)
 
