@@ -160,7 +160,7 @@ LIES: dict[str, Lie] = {
     "full-layers-none": Lie("gemma3", "a window in every layer", "full attention in layers 5, 11, ...", _types(0, 0)),
     "gguf-window-128": Lie(
         "gemma3", "a GGUF with `gemma3.attention.sliding_window` 128", "sliding window 512",
-        gguf=("gemma3.attention.sliding_window", 128), lengths=(MIDDLE,),
+        gguf=("gemma3.attention.sliding_window", 128), lengths=(MIDDLE, USUAL),
     ),
     "window-lost": Lie(
         "gemma3", "a window of 32,768, so no layer has one", "sliding window 512",
