@@ -42,7 +42,7 @@ class BytePatches:
     >>> batch = Windows(text, length=10).__getitems__([0, 1])
     >>> patches = BytePatches.from_spaces(batch["ids"], batch["positions"])
     >>> patches.lengths.tolist()
-    [[1, 2, 3, 4], [1, 3, 3, 1]]
+    [[1, 2, 3, 4, 0], [1, 3, 3, 1, 0]]
     >>> patches.ids[0].tolist()
     [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
     """
@@ -108,7 +108,7 @@ class BytePatches:
             ShapeError: the ids are not rows of integers. RangeError: a number is out of range.
 
         >>> BytePatches.from_spaces(torch.tensor([list(b"a, b c")])).lengths.tolist()
-        [[1, 1, 2, 1, 1]]
+        [[1, 1, 3, 1]]
         """
         if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             got = f"got ids {tuple(ids.shape)} of {dtype_name(ids.dtype)}, expected integers of batch x seq"
