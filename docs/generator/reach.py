@@ -170,11 +170,13 @@ def how_far(record: Mapping[str, Any] | None = None) -> str:
 def _rows(length: int, rows: Mapping[str, Any], trained: int) -> str:
     """Return the table of losses and the table of numbers found."""
     first, is_long = next(iter(rows.values())), length > trained
+    against = "against_cut" if is_long else "against_own"
+    is_compared = any(row.get(against) for row in rows.values())
     stretches = [f"{_number(begin)} to {_number(end)}" for begin, end, _ in first["by_position"]]
     losses = [
         [
             name(way), *(_loss(loss) for _, _, loss in row["by_position"]),
-            _change(row.get("against_cut" if is_long else "against_own")),
+            *([_change(row.get(against))] if is_compared else []),
         ]
         for way, row in rows.items()
     ]  # fmt: skip
@@ -186,7 +188,8 @@ def _rows(length: int, rows: Mapping[str, Any], trained: int) -> str:
         for way, row in rows.items()
     ]  # fmt: skip
     far = [f"found, {_number(trained)} or more tokens back", "nats of such a number"] if is_long else []
-    table = _table(["positions", *stretches, f"against own{', cut' if is_long else ''}"], losses)
+    compared = [f"against own{', cut' if is_long else ''}"] if is_compared else []
+    table = _table(["positions", *stretches, *compared], losses)
     return f"{table}\n\n{_table(['positions', 'numbers found', 'nats of a number', *far], answers)}"
 
 
