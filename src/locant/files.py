@@ -175,6 +175,9 @@ def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     try:
         yield new
         with _wrap_os_errors(path):
+            for file in new.rglob("*"):
+                if file.is_file():
+                    file.chmod(0o666 & ~_umask())  # safetensors lets only the owner read what it writes
             if replaces:
                 target.replace(old)
             elif target.is_dir():

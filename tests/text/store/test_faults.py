@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from locant import InputError
-from locant.files import NewFile, write_whole
+from locant.files import NewFile, new_folder, write_whole
 from locant.text.store import ShardRecord, TokenStore, write_manifest
 from tests.text.store.made import BYTES, TOKENS, make, write_shard
 
@@ -153,3 +155,10 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def test_other_users_may_read_a_new_folder(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a") as folder:
+        (folder / "inner").mkdir()
+        save_file({"x": torch.zeros(1)}, folder / "inner" / "x.safetensors")
+    assert oct((tmp_path / "a/inner/x.safetensors").stat().st_mode & 0o777) == oct(0o666 & ~_umask())
