@@ -127,7 +127,7 @@ PLAN = Plan(
         Reading(16_384, ("yarn:2",)),
     ),
 )  # fmt: skip
-"""The measurements, the most important ones first. They take about 55 minutes on two cores without other work."""
+"""The measurements, the most important ones first."""
 
 
 class Row(NamedTuple):
