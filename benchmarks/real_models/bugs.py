@@ -360,10 +360,15 @@ def _norm_after_rotation(model: Any) -> Generator[None]:
 
 
 def _kernel_that_norms_last(model: Any) -> tuple[Callable[..., Tables], dict[str, Any]]:
-    """Return the function of `_norm_after_rotation` for the last layer of Gemma, and the norm that it should have."""
+    """Return the function of `_norm_after_rotation` for the last layer of Gemma, and the norm that it should have.
+
+    The norms have random weights. Some factors of the trained ones are 0, after which nothing can be measured.
+    """
     decoder = model.get_decoder()
     layer, code = decoder.layers[-1].self_attn, sys.modules[type(model).__module__]
-    q_norm, k_norm = layer.q_norm, layer.k_norm
+    q_norm, k_norm = copy.deepcopy((layer.q_norm, layer.k_norm))
+    for seed, norm in enumerate((q_norm, k_norm)):
+        norm.weight.data = torch.rand(norm.weight.shape, generator=torch.Generator().manual_seed(seed)) - 0.5
 
     def kernel(q: Tensor, k: Tensor, positions: Tensor) -> Tables:
         tables = decoder.rotary_emb(q, positions, layer.layer_type)
