@@ -8,7 +8,7 @@ int main(void) {
     Task task = {.threads = 4, .dtype = FLOAT32, .batch = B, .kv_heads = H, .group = G, .queries = 1, .keys = N,
                  .head_dim = D, .value_dim = D, .last = N - 1, .scale = 0.1, .q = (char *)q, .k = (char *)k,
                  .v = (char *)v, .out = (char *)out, .table = table, .sums = sums,
-                 .q_step = {4 * H * G * D, 4 * D, 4 * D}, .k_step = {4 * H * N * D, 4 * N * D, 4 * D},
-                 .v_step = {4 * H * N * D, 4 * N * D, 4 * D}, .out_step = {4 * H * G * D, 4 * D, 4 * D}};
+                 .q_step = {H * G * D, D, D, 1}, .k_step = {H * N * D, N * D, D, 1},
+                 .v_step = {H * N * D, N * D, D, 1}, .out_step = {H * G * D, D, D, 1}};
     return NAMED(locant_decode, VARIANT)((const char *)&task);
 }
