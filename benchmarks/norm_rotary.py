@@ -127,7 +127,8 @@ def _in_a_cache(case: _Case) -> list[Row]:
     past = int(positions.index[0, 0])
     cache, out = KVCache(past + q.shape[2]), torch.empty_like(q)
     if past:
-        cache.append(*torch.zeros(2, len(k), KV_HEADS, past, HEAD_DIM, dtype=k.dtype), Positions.arange(past))
+        zeros = torch.zeros(len(k), KV_HEADS, past, HEAD_DIM, dtype=k.dtype)
+        cache.append(zeros, zeros, Positions.arange(past))
     keys, values = torch.empty(2, len(k), KV_HEADS, past + q.shape[2], HEAD_DIM, dtype=k.dtype)
 
     def copy() -> tuple[Tensor, Tensor]:
