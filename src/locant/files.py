@@ -43,7 +43,7 @@ def replace_file(path: Path | str) -> Generator[Path]:
     try:
         yield temporary  # the caller may replace this file, as safetensors does
         with _wrap_os_errors(path):
-            temporary.chmod(0o666 & ~_umask())
+            temporary.chmod(_usual_mode())
             flush(temporary)
             temporary.replace(path)
             flush(path.parent)
@@ -115,7 +115,7 @@ class NewFile:
         """Flush everything to the disk and close the file."""
         self._drain()
         with _wrap_os_errors(self.path):
-            self._temporary.chmod(0o666 & ~_umask())
+            self._temporary.chmod(_usual_mode())
             os.fsync(self._handle)
             self._close()
 
@@ -175,9 +175,10 @@ def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     try:
         yield new
         with _wrap_os_errors(path):
+            mode = _usual_mode()
             for file in new.rglob("*"):
                 if file.is_file():
-                    file.chmod(0o666 & ~_umask())  # safetensors lets only the owner read what it writes
+                    file.chmod(mode)  # safetensors lets only the owner read what it writes
             if replaces:
                 target.replace(old)
             elif target.is_dir():
@@ -247,11 +248,11 @@ def lock(file: IO[bytes]) -> bool | None:
     return None
 
 
-def _umask() -> int:
-    """Return the permissions that new files do not have. The system returns them only when they are set."""
+def _usual_mode() -> int:
+    """Return the permissions of a new file. The system returns its mask of permissions only when one is set."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask
 
 
 def _open_temporary(path: Path) -> tuple[int, Path]:

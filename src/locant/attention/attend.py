@@ -39,9 +39,6 @@ from locant.positions.documents import check_window
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.positions.rotary_by_class import PairClass
 
-SDPA = F.scaled_dot_product_attention
-"""torch's function. Inside `context_parallel`, the attribute of the module is another function."""
-
 Output = Float[Tensor, "batch heads query value_dim"]
 Weights = Float[Tensor, "batch heads query key"]
 LogSumExp = Float[Tensor, "batch heads query"]
@@ -203,7 +200,7 @@ def _attend(backend: BackendName, inputs: AttentionInputs, sinks: Tensor | None)
 
 def _require_no_context_parallel() -> None:
     """Raise inside torch's `context_parallel`, whose fused attention ignores these positions and the bias."""
-    if F.scaled_dot_product_attention is SDPA or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
     module = getattr(F.scaled_dot_product_attention, "__module__", None) or ""
     if module.startswith("torch.distributed.tensor"):

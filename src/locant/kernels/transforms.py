@@ -52,11 +52,7 @@ def is_dispatch_mode_active() -> bool:
 
 def is_plain_eager() -> bool:
     """Return whether the caller needs only the result: no gradient, no graph, no transform, no dispatch mode."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    level = forward_ad._current_level  # pyright: ignore[reportPrivateUsage]  # inline, as every small call asks this
-    modes = torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage]
-    return level < 0 and modes == 0 and functorch.peek_interpreter_stack() is None
+    return not (torch.is_grad_enabled() or may_be_differentiated() or is_dispatch_mode_active())
 
 
 def is_exporting() -> bool:

@@ -105,22 +105,20 @@ def norm_and_rotate_into(
         with torch.no_grad():
             norm_and_rotate_into(q, k, v, out_q, out_k, out_v, positions, tables, layout, norm)
         return
-    kernels = _kernels(q, positions, tables, norm) if is_plain(q) else reference
-    if kernels is reference and norm is None and is_plain(q):
+    kernels = _kernels(q, positions, tables, norm) if is_plain(q) else None
+    if kernels is reference and norm is None:
         rotate_into(q, k, out_q, out_k, positions, tables, layout)  # the rotation alone has more kernels
         if v is not None and out_v is not None:
             out_v.copy_(v)
     else:
-        kernels.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
+        (kernels or reference).norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
 
 
 def _run(
     q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None,
     positions: Tensor, tables: Tables, layout: Layout, norm: HeadNorm | None,
-    v: Tensor | None = None, out_v: Tensor | None = None,
 ) -> None:  # fmt: skip
-    kernels = _kernels(q, positions, tables, norm)
-    kernels.norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm, v, out_v)
+    _kernels(q, positions, tables, norm).norm_and_rotate_(q, k, out_q, out_k, positions, tables, layout, norm)
 
 
 def _run_backward(
