@@ -158,6 +158,8 @@ def test_missing_weights_are_named(run: Run, folder: Path) -> None:
         assert name in " ".join(run("explain . --against llama-3.1-8b").stdout.split())
         (folder / name).touch()
     assert json.loads(run("explain . --json").stdout)["note"] is None
+    (folder / "model.safetensors.index.json").write_text("{")
+    assert "index.json, which is not valid JSON" in json.loads(run("explain . --json").stdout)["note"]
 
 
 def test_two_models_are_compared(run: Run, folder: Path) -> None:

@@ -101,14 +101,18 @@ def read_source(source: str | Path) -> dict[str, Any]:
 def missing_weights(source: str) -> str | None:
     """Return a sentence about the files that an index in this folder names and that are not there, or ``None``.
 
-    A configuration can be explained without them, but the model cannot be loaded.
+    A configuration can be explained without them, but the model cannot be loaded. The same holds for an index that
+    cannot be read.
     """
     folder = Path(source)
     if not (source and folder.is_dir()):
         return None
     named: set[object] = set()
     for index in folder.glob("*.safetensors.index.json"):
-        weights = read_json(index).get("weight_map")
+        try:
+            weights = read_json(index).get("weight_map")
+        except InputError as error:
+            return error.cause
         named |= {*weights.values()} if isinstance(weights, dict) else set()
     present = {path.name for path in folder.iterdir() if path.exists()}
     if not (missing := sorted(map(str, named - present))):

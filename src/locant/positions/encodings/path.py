@@ -66,10 +66,10 @@ class PaTH(PositionEncoding):
 
     In the paper every layer has its own parameters, so build an encoding for each layer.
 
-    **Compilation.** `attend` over whole rows is one graph of `torch.compile`, forward and backward. It has the
-    operations of every doubling, so each number of blocks is compiled anew, as is a last block that is full. Use few
-    lengths: the compiler stops after eight by default. Do not compile decoding: a step with a cache is one graph, too,
-    but in a test with small blocks almost every step was compiled anew.
+    **Compilation.** `attend` over whole rows is one graph of `torch.compile`, forward and backward. The number of
+    operations depends on the number of blocks, so the compiler makes a new graph for each number, and for rows whose
+    last block is full. Use few lengths: the compiler stops after eight graphs by default. Do not compile decoding: a
+    step with a cache is one graph, too, but in a test with small blocks almost every step was compiled anew.
 
     **Decoding.** Every new token changes all cached keys. ``KVCache(encoding=encoding)`` changes them in place, 64
     tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens.
@@ -287,8 +287,8 @@ class PaTH(PositionEncoding):
             moved, dtype = keys.shape[2] - num_recent, recent.dtype
             settled, own = recent[:, :count], keys[:, :, moved : moved + count]
             if cached.document_or_none is not None:
-                settled, is_odd = _split_odd(settled)
-                keys.masked_fill_(_is_before(is_odd, cached.document, moved)[..., None], torch.nan)
+                settled, is_not_finite = _split_not_finite(settled)
+                keys.masked_fill_(_is_before(is_not_finite, cached.document, moved)[..., None], torch.nan)
             settled = settled.transpose(1, 2)
             w, beta, _ = settled.split(_widths(self.head_dim, settled), dim=-1)
             path = HouseholderPath(own[:, :, :0].to(dtype), own.to(dtype), w, beta[..., 0]).finish()
@@ -350,8 +350,8 @@ class _Chunk(NamedTuple):
         """
         if self.tokens.document_or_none is None:
             return self
-        features, is_odd = _split_odd(self.features)
-        document, last = self.tokens.document.expand(len(self.q), -1), last_slot(is_odd)
+        features, is_not_finite = _split_not_finite(self.features)
+        document, last = self.tokens.document.expand(len(self.q), -1), last_slot(is_not_finite)
         of_last = document.gather(1, last.flatten(1).clamp(min=0)).view_as(last)
         is_after = ((last >= 0) & (of_last == document[..., None]))[:, self.first :].transpose(1, 2)
         is_after = is_after.repeat_interleave(self.q.shape[1] // is_after.shape[1], dim=1)
@@ -387,7 +387,7 @@ class _Chunk(NamedTuple):
         return chunk, (row_of - first).clamp(min=0), slots.argsort(dim=1)
 
 
-def _split_odd(
+def _split_not_finite(
     features: Float[Tensor, "batch token heads features"],
 ) -> tuple[Float[Tensor, "batch token heads features"], Bool[Tensor, "batch token heads"]]:
     """Return the features with zeros for tokens whose features are not finite, and which tokens these are."""
