@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.real_models.record import read
-from locant.report.sentences import join_and
+from locant.report.sentences import join_and, signed
 
 __all__ = ["advice", "how_far", "reused_keys"]
 
@@ -51,16 +51,7 @@ def _change(difference: Mapping[str, Any] | None) -> str:
     if difference is None:
         return "–"
     interval = difference["interval"]
-    return _signed(difference["mean"]) + (f" ({_signed(interval[0])} to {_signed(interval[1])})" if interval else "")
-
-
-def _signed(value: float) -> str:
-    """Return a change of the loss with its sign.
-
-    >>> _signed(-0.0617), _signed(-0.0002)
-    ('-0.062', '0.000')
-    """
-    return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
+    return signed(difference["mean"]) + (f" ({signed(interval[0])} to {signed(interval[1])})" if interval else "")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -95,7 +86,7 @@ def advice(summary: Mapping[str, Any]) -> list[str]:
 def _within(trained: int, rows: Mapping[str, Any], ways: Sequence[str]) -> str:
     costs = {way: rows[way]["cost_within"] for way in ways}
     better = [way for way, cost in costs.items() if cost["interval"] and cost["interval"][1] < -MATTERS / 2]
-    changes = join_and([f"{_signed(cost['mean'])} with {name(way)}" for way, cost in costs.items()])
+    changes = join_and([f"{signed(cost['mean'])} with {name(way)}" for way, cost in costs.items()])
     recipe = f"use {name(better[0])}" if better else "keep the model's own positions"
     return f"Up to {_number(trained)} tokens, {recipe}: the loss changes by {changes} nats per token."
 

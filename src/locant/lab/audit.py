@@ -36,7 +36,7 @@ from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import DTYPES, device_of, load_config, num_windows, stated_length, without_weights
 from locant.lab.readable_model import read_language_model
 from locant.lab.settings import ENOUGH_WINDOWS, VOCAB_SIZE
-from locant.lab.significance import margin_of_mean
+from locant.lab.significance import MIN_DIFFERENCE, margin_of_mean
 from locant.lab.summary import Cell, Row
 from locant.lab.text_learning import count, losses_in_windows
 from locant.positions.base import PositionEncoding
@@ -46,8 +46,6 @@ from locant.text.corpus import read_corpus
 
 TABLE = "a table of learned positions, which are in the weights themselves"
 NOTHING_ELSE = "no positions that can be read in another way"
-MIN_DIFFERENCE = 0.0005
-"""The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
 MIN_WINDOWS = 2
 """The number of windows after which a hypothesis may be dropped. One is enough if it has `USUAL` tokens."""
 PART_TOKENS = 32
@@ -273,9 +271,7 @@ def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
 
 
 def _is_clear(one: np.ndarray, other: np.ndarray, comparisons: int) -> bool:
-    """Return whether two hypotheses differ by more than chance and by `MIN_DIFFERENCE` or more."""
-    if not abs(np.mean(one) - np.mean(other)) >= MIN_DIFFERENCE:
-        return False
+    """Return whether two hypotheses differ by more than chance, by the rule of `Row.is_clear`."""
     first, second = (
         Row(
             encoding="", num_seeds=1, train_loss=None, by_position=(), by_length={1: Cell.of([float(np.mean(losses))])},

@@ -21,7 +21,7 @@ from locant.report import console, tasks
 from locant.report.commands import command
 from locant.report.console import MISSING, log_line, out, pluralize, show
 from locant.report.page import Picture, curves, picture, render, write_page, write_picture
-from locant.report.sentences import sentences
+from locant.report.sentences import sentences, signed
 from locant.report.tables import CLEARLY, Cell, Table
 from locant.text.corpus import Corpus
 
@@ -234,7 +234,7 @@ def context_table(summary: Summary) -> Table | None:
     for row in summary.rank(summary.lengths[-1]):
         losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
         clear = "" if row.far_is_clear else " (not clear)"
-        rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])
+        rows.append([row.encoding, *losses, f"{signed(row.far.mean)}{clear}" if row.far else MISSING])
     note = (
         "Loss in nats per token on the same tokens, by the number of tokens before each of them. A negative difference "
         "means that distant tokens help."
@@ -245,7 +245,8 @@ def context_table(summary: Summary) -> Table | None:
             "In the windows above, which do not overlap, the first tokens have little context."
         ),
         "difference": "The loss with the longest context minus the loss with the training context.",
-        "clear": "A difference is clear if zero lies outside its 95% intervals over seeds and over the text.",
+        "clear": "A difference is clear if it does not round to zero, and zero lies outside its 95% intervals over seeds and over "
+            "the text.",
     }
     head = ["encoding", *(f"{length:,}" for length in measured.by_stretch), "difference"]
     return Table(title="Loss with full context", head=head, rows=rows, note=note, terms=terms)

@@ -147,7 +147,7 @@ def context_sentences(summary: Summary) -> list[str]:
     for row in rows:
         if row.far:
             group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
-            group.append(f"{row.encoding} ({row.far.mean:+.3f})")
+            group.append(f"{row.encoding} ({signed(row.far.mean)})")
     if len(contexts[most]) >= ENOUGH_WINDOWS:
         far = f"Tokens more than {fewest:,} back (up to {most:,})"
         found += [f"{far} {verb} {join_and(names)}." for verb, names in groups.items() if names]
@@ -187,6 +187,16 @@ def _caution(summary: Summary) -> str:
     if summary.num_seeds == 1:
         return "One seed was trained, so the difference between seeds is unknown. Small differences may be chance."
     return f"The spread is over {pluralize(summary.num_seeds, 'seed')} of a small model. Larger models may differ."
+
+
+def signed(change: float) -> str:
+    """Write a change of the loss with its sign. A change that rounds to zero has none.
+
+    >>> signed(-0.0617), signed(-0.0002)
+    ('-0.062', '0.000')
+    """
+    text = f"{change:+.3f}"
+    return text if float(text) else text[1:]
 
 
 def join_and(words: list[str]) -> str:
