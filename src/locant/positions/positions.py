@@ -335,7 +335,7 @@ class Positions:
             return self
         if self.batch != 1:
             got = f"got positions for {self.batch} rows, expected 1 or {batch}"
-            raise ShapeError(got, f"make Positions for {batch} rows, or for one row")
+            raise ShapeError(got, _positions_of_size(batch, self.seq_len, self.device))
         return self._map(lambda tensor: tensor.expand(batch, *tensor.shape[1:]), self.start)
 
     def slice(self, start: int, stop: int) -> Positions:
@@ -466,7 +466,7 @@ class Positions:
         rows, tokens = self.index.shape[:2]
         if tokens != seq_len or rows not in (1, batch):
             got = f"got positions for {rows} x {tokens} tokens, {what} has {batch} x {seq_len}"
-            raise ShapeError(got, f"Positions.arange({seq_len})")
+            raise ShapeError(got, _positions_of_size(batch, seq_len, device))
         if (own := self.index.device) != device:
             raise ShapeError(f"got positions on {own}, {what} is on {device}", f"positions.to({str(device)!r})")
 
@@ -518,6 +518,14 @@ def positions_or_default(
         got = "got a single token without positions, so it may be anywhere"
         raise LocantError(got, "Positions.after(cache_len, 1), or Positions.arange(1) for the first of a text")
     return Positions.arange(num_tokens, device=device)
+
+
+def _positions_of_size(batch: int, seq_len: int, device: torch.device) -> str:
+    """Return the remedy for positions of another size. Positions that only count would be wrong for padded rows."""
+    rows = "" if batch == 1 else f", batch={batch}"
+    place = "" if device.type == "cpu" else f", device={str(device)!r}"
+    whole = f"Positions.arange({seq_len}{rows}{place})"
+    return f"pass {whole}, or Positions.from_mask or Positions.packed of the same rows if they have padding or documents"
 
 
 def positions_or_length(positions: Positions | int) -> Positions:

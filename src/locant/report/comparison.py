@@ -245,8 +245,10 @@ def context_table(summary: Summary) -> Table | None:
             "In the windows above, which do not overlap, the first tokens have little context."
         ),
         "difference": "The loss with the longest context minus the loss with the training context.",
-        "clear": "A difference is clear if it does not round to zero, and zero lies outside its 95% intervals over seeds and over "
-            "the text.",
+        "clear": (
+            "A difference is clear if it does not round to zero, and if zero lies outside its 95% intervals over seeds "
+            "and over the text."
+        ),
     }
     head = ["encoding", *(f"{length:,}" for length in measured.by_stretch), "difference"]
     return Table(title="Loss with full context", head=head, rows=rows, note=note, terms=terms)
