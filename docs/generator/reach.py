@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.real_models.record import read
+from benchmarks.real_models.record import describe_versions, read
 from locant.report.sentences import join_and, signed
 
 __all__ = ["advice", "how_far", "reused_keys"]
@@ -225,11 +225,10 @@ def _angles(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _method(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     [weights] = record["weights"].values()
-    versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items() if version)
     trained = _number(summary["trained"])
     model = f"{weights['title']}, trained to {trained} tokens, {weights['file']} (sha256 `{weights['sha256'][:16]}…`)"
     took = f"`{record['command']}` took {record['seconds'] / 60:.0f} minutes"
-    lines = [f"Model: {model}, read in float32 with {versions}. {took}."]
+    lines = [f"Model: {model}, read in float32 with {describe_versions(record)}. {took}."]
     if summary["search"]:
         lines.append(f"LongRoPE: {summary['search']}.")
     if summary["checks"]:

@@ -107,8 +107,9 @@ class Row:
 
         There must be at least `ENOUGH_WINDOWS` windows, and a difference of at least `MIN_DIFFERENCE`. The difference
         must exceed the half-width of its 95 % interval over seeds, unless no row has two seeds. It must also exceed the
-        half-width of its 95 % interval over windows. This interval is computed from the differences in each window, because all models read the same windows. If the
-        lengths differ, the shorter windows within each longer window are averaged.
+        half-width of its 95 % interval over windows. This interval is computed from the differences in each window,
+        because all models read the same windows. If the lengths differ, the shorter windows within each longer window
+        are averaged.
 
         Args:
             among: all rows that are compared with one another at `length`. The intervals hold for all pairs at once.

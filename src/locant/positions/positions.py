@@ -525,7 +525,9 @@ def _positions_of_size(batch: int, seq_len: int, device: torch.device) -> str:
     rows = "" if batch == 1 else f", batch={batch}"
     place = "" if device.type == "cpu" else f", device={str(device)!r}"
     whole = f"Positions.arange({seq_len}{rows}{place})"
-    return f"pass {whole}, or Positions.from_mask or Positions.packed of the same rows if they have padding or documents"
+    return (
+        f"pass {whole}, or Positions.from_mask or Positions.packed of the same rows if they have padding or documents"
+    )
 
 
 def positions_or_length(positions: Positions | int) -> Positions:
