@@ -50,7 +50,7 @@ def describe_versions(record: Mapping[str, Any]) -> str:
     'torch 2.13.0 (1 of 2 measurements with other versions or weights)'
     """
     versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items() if version)
-    rows = record["measured"].values()
+    rows = record.get("measured", {}).values()
     others = sum("earlier" in row for row in rows)
     return versions + (f" ({others} of {len(rows)} measurements with other versions or weights)" if others else "")
 
