@@ -22,7 +22,7 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The dtypes in which this package computes."""
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
-"""Whether each type of device supports float64. `has_float64` tests every other type once and adds it."""
+"""The types of devices, with true if they support float64. `has_float64` tests every other type once and adds it."""
 
 
 def has_float64(device: torch.device) -> bool:
@@ -68,11 +68,11 @@ def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dty
     >>> as_dtype("fp32"), as_dtype("torch.bfloat16"), as_dtype(torch.float16)
     (torch.float32, torch.bfloat16, torch.float16)
     """
-    known = {dtype_name(each): each for each in allowed}
-    if (named := dtype_name(dtype)) not in known:
-        expected = f"expected one of {', '.join(known)}"
+    dtype_by_name = {dtype_name(each): each for each in allowed}
+    if (named := dtype_name(dtype)) not in dtype_by_name:
+        expected = f"expected one of {', '.join(dtype_by_name)}"
         raise RangeError(f"got {short_repr(dtype)} for dtype, {expected}", Remedy(dtype="float32"))
-    return known[named]
+    return dtype_by_name[named]
 
 
 def require_arithmetic(name: str, x: Any) -> None:

@@ -82,7 +82,7 @@ class AttentionInputs:
     return_weights: bool = False
     softcap: Real | None = None
     needs_lse: bool = False
-    """Whether the caller or the sinks need the log-sum-exp."""
+    """True if the caller or the sinks need the log-sum-exp."""
 
     @property
     def num_scores(self) -> int:
@@ -91,7 +91,7 @@ class AttentionInputs:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether several query heads share a key head."""
+        """Return whether several query heads share a key head."""
         return self.q.shape[1] != self.k.shape[1]
 
     @property
@@ -140,12 +140,12 @@ class AttentionInputs:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether ``backward`` may be called on the result."""
+        """Return whether ``backward`` may be called on the result."""
         return torch.is_grad_enabled() and any(x.requires_grad or hides_gradient(x) for x in self.sources)
 
     @property
     def is_transformed(self) -> bool:
-        """Whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
+        """Return whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
         return may_be_differentiated() and is_differentiated(*self.sources)
 
     def without_padding(self) -> AttentionInputs:
@@ -174,7 +174,7 @@ class AttentionInputs:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
+        """Return whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
 
         This depends on shapes and on which tensors need a gradient, so that compiled code does not read values.
         """

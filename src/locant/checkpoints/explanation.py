@@ -59,7 +59,7 @@ TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # widt
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Whether vLLM follows the configuration, and the reasons if it does not."""
+    """The answer to whether vLLM follows the configuration, and the reasons if it does not."""
 
     answer: Literal["yes", "differently", "no"]
     reasons: tuple[str, ...] = ()

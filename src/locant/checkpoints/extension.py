@@ -238,8 +238,8 @@ def _changed_values(
     inner: Mapping[str, Any] = rope if layer_type is None else rope[layer_type]
     new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
     new["rope_theta"] = base
-    beside = {key: base for key in keys.base_keys_of(layer_type) if key in config}
-    return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **beside, **lengths}
+    bases = {key: base for key in keys.base_keys_of(layer_type) if key in config}
+    return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **bases, **lengths}
 
 
 def _reaches_other_layers(

@@ -83,8 +83,8 @@ class _Source:
         if name is None:
             got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
             raise InputError(got, "use the folder of the whole model, with its own config.json")
-        if (found := self.tensors.shape(name)) != shape:
-            got = f"got {name} of shape {found} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
+        if (saved_shape := self.tensors.shape(name)) != shape:
+            got = f"got {name} of shape {saved_shape} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
             raise InputError(got, "use the configuration and the weights of one model")
         tensor = self.tensors.tensor(name)
         if self.dtype is not None:

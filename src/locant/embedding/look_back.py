@@ -88,8 +88,8 @@ class TokenHistory:
         is_kept = torch.arange(slots, device=lengths.device) < lengths.expand(len(self._is_real))[:, None]
         is_real = self._is_real & is_kept
         removed = self._is_real.sum(1) - is_real.sum(1)
-        kept = (self._document != PADDING).sum(1) - removed
-        if bool((kept < is_real.sum(1).clamp(max=self._reach)).any()):
+        num_kept = (self._document != PADDING).sum(1) - removed
+        if bool((num_kept < is_real.sum(1).clamp(max=self._reach)).any()):
             got = f"got {int(removed.max())} tokens to remove, this history can remove {self.spare}"
             raise RangeError(
                 got, f"use a history with spare={int(removed.max())}, or clear() it and read the row again"
@@ -118,8 +118,8 @@ class TokenHistory:
             self._values = values.new_zeros(batch, size, *values.shape[2:])
             self._document = torch.full((batch, size), PADDING, dtype=torch.int64, device=values.device)
         past = self._values
-        found = (batch, *values.shape[2:], values.dtype, values.device, reach)
-        if found != (len(past), *past.shape[2:], past.dtype, past.device, self._reach):
+        layout = (batch, *values.shape[2:], values.dtype, values.device, reach)
+        if layout != (len(past), *past.shape[2:], past.dtype, past.device, self._reach):
             got = f"got {tuple(values.shape)} {dtype_name(values.dtype)} on {values.device} to look back {reach} tokens"
             expected = f"{tuple(past.shape)} {dtype_name(past.dtype)} on {past.device} for {self._reach}"
             raise ShapeError(f"{got}, the history holds {expected}", "use one TokenHistory() per module and batch")

@@ -59,7 +59,7 @@ class Row:
 
     @property
     def far_is_clear(self) -> bool:
-        """Whether far tokens clearly change the loss.
+        """Return whether far tokens clearly change the loss.
 
         The change is at least `MIN_DIFFERENCE`, and 0 lies outside its 95 % intervals over stretches and, with several
         seeds, over seeds.

@@ -42,9 +42,9 @@ class DistanceBias(PositionEncoding):
     """
 
     is_arithmetic: ClassVar[bool] = False
-    """Whether `of_distance` costs less than a table look-up: a multiplication or two."""
+    """True if `of_distance` costs less than a table look-up: a multiplication or two."""
     is_traceable_per_pair: ClassVar[bool] = True
-    """Whether `of_distance` uses only operations that a score function of FlexAttention supports for one pair."""
+    """True if `of_distance` uses only operations that a score function of FlexAttention supports for one pair."""
 
     def __init__(self, num_heads: int, *, head_slice: slice | None = None) -> None:
         super().__init__()

@@ -50,11 +50,11 @@ class KeptTable(Generic[T]):
         """Return the table. `key` holds everything else that the table depends on."""
         if not can_keep(parameters):
             return make()
-        kept = self._kept  # read once, because another thread may replace it
-        if kept is None or kept[0] != key or not _are_same(kept[1], parameters):
+        entry = self._kept  # read once, because another thread may replace it
+        if entry is None or entry[0] != key or not _are_same(entry[1], parameters):
             with torch.inference_mode(mode=False), torch.no_grad():  # training cannot use inference tensors later
-                kept = self._kept = key, [x.detach().clone() for x in parameters], make()
-        return kept[2]
+                entry = self._kept = key, [x.detach().clone() for x in parameters], make()
+        return entry[2]
 
 
 def _are_same(copies: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
@@ -84,11 +84,11 @@ class RowsByDistance:
 
     def between(self, first: int, last: int) -> Float[Tensor, "*heads distances width"]:
         """Return the rows of the distances from `last` down to `first`."""
-        kept = self._kept
-        if kept is None or first < kept[0] or kept[1] < last:
+        entry = self._kept
+        if entry is None or first < entry[0] or entry[1] < last:
             with torch.inference_mode(mode=False), torch.no_grad():
-                kept = self._kept = self._grow(first, last, kept)
-        return kept[2].narrow(-2, kept[1] - last, last - first + 1)
+                entry = self._kept = self._grow(first, last, entry)
+        return entry[2].narrow(-2, entry[1] - last, last - first + 1)
 
     def _grow(self, first: int, last: int, kept: tuple[int, int, Tensor] | None) -> tuple[int, int, Tensor]:
         """Return all rows, with a quarter more than needed, because each step of decoding needs one more."""

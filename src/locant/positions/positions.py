@@ -467,8 +467,8 @@ class Positions:
         if tokens != seq_len or rows not in (1, batch):
             got = f"got positions for {rows} x {tokens} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, _positions_of_size(batch, seq_len, device))
-        if (own := self.index.device) != device:
-            raise ShapeError(f"got positions on {own}, {what} is on {device}", f"positions.to({str(device)!r})")
+        if (own_device := self.index.device) != device:
+            raise ShapeError(f"got positions on {own_device}, {what} is on {device}", f"positions.to({str(device)!r})")
 
     def __eq__(self, other: object) -> bool:
         """Return whether every token has the same index, document, order and place in grids of the same sizes."""

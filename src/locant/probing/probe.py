@@ -262,9 +262,9 @@ OTHER_PAIRS = (
 def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
     """Return whether the pairs have the frequencies and axes of an encoding, in any dimensions."""
     both = (rotation, rotations(_subject_of(expected))[0])
-    ours, others = ([(block.axes, abs(sum(block.frequencies))) for block in one.blocks] for one in both)
-    pairs = zip(sorted(ours), sorted(others), strict=False)
-    return len(ours) == len(others) and all(
+    own_blocks, other_blocks = ([(block.axes, abs(sum(block.frequencies))) for block in one.blocks] for one in both)
+    pairs = zip(sorted(own_blocks), sorted(other_blocks), strict=False)
+    return len(own_blocks) == len(other_blocks) and all(
         a == b and math.isclose(one, other, rel_tol=1e-5) for (a, one), (b, other) in pairs
     )
 
@@ -516,8 +516,8 @@ def _rotary_modules(config: Any, failures: Failures) -> Iterator[nn.Module]:
         return any(type(config).__name__ in str(one.annotation) for one in inspect.signature(cls).parameters.values())
 
     others = [part for part in PARTS if part not in type(config).__name__]
-    own = [cls for cls in rotary if not any(part in cls.__name__ for part in others)]
-    for cls in sorted(own or rotary, key=is_named, reverse=True):
+    text_classes = [cls for cls in rotary if not any(part in cls.__name__ for part in others)]
+    for cls in sorted(text_classes or rotary, key=is_named, reverse=True):
         try:
             with torch.device("cpu"):
                 module = cls(config)

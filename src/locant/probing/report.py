@@ -80,9 +80,9 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Descriptions of mistakes and risks, the most important first."""
-        return tuple(text for _, text in self._described())
+        return tuple(text for _, text in self._describe_findings())
 
-    def _described(self) -> Iterator[tuple[Finding, str]]:
+    def _describe_findings(self) -> Iterator[tuple[Finding, str]]:
         """Yield the findings in words. The cost of a mistake is stated once."""
         kinds = set[str | None]()
         for finding in self._findings():
@@ -113,8 +113,10 @@ class Report:
         lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
         if self.encoding is not None:
             lines.append(f"The same as {self.encoding!r}, to {spell(self.agrees or 0, 2)} {self.compared}.")
-        found = (f"{'Warning' if finding.matters else 'Note'}: {text}" for finding, text in self._described())
-        return "\n".join([*lines, *found])
+        findings = (
+            f"{'Warning' if finding.matters else 'Note'}: {text}" for finding, text in self._describe_findings()
+        )
+        return "\n".join([*lines, *findings])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +169,12 @@ class RotationReport(Report):
 
     @property
     def moves(self) -> bool:
-        """Whether positions have any effect."""
+        """Return whether positions have any effect."""
         return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
-        """Whether both members of every pair have the same angle, in queries and in keys."""
+        """Return whether both members of every pair have the same angle, in queries and in keys."""
         blocks = (*self.queries.blocks, *self.keys.blocks)
         return bool(blocks) and all(block.is_rotation for block in blocks)
 
@@ -187,12 +189,12 @@ class RotationReport(Report):
 
     @property
     def reversed(self) -> bool:
-        """Whether every pair is rotated from its second dimension towards its first."""
+        """Return whether every pair is rotated from its second dimension towards its first."""
         return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
 
     @property
     def reciprocal(self) -> bool:
-        """Whether keys shrink as queries grow, as with xPos."""
+        """Return whether keys shrink as queries grow, as with xPos."""
         near = [move for shift, move in self.shifts.items() if shift <= 1000]
         grows = self.queries is not self.keys and self.queries.change > FACTOR
         return grows and bool(near) and max(near) < DEPENDS
@@ -233,8 +235,8 @@ class RotationReport(Report):
             yield f"Angles{of} are off by {phrase} (radians); what explains it: {why}."
         elif self.rounding is not None:
             phrase = "go on evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
-            known = "Frequencies are known as far as they were measured, so errors of angles are not"
-            yield f"{known}: up to position {self.last:,} angles{of} {phrase}."
+            limit = "Frequencies are known as far as they were measured, so errors of angles are not"
+            yield f"{limit}: up to position {self.last:,} angles{of} {phrase}."
         if self.ended is not None:
             yield f"Its positions end at {self.last:,}: a later one raises {self.ended}."
         if self.note is not None:

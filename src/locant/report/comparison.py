@@ -15,7 +15,7 @@ from locant.lab.results import BY_TASK, Results, ResultsFolder, add_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.task_summary import scores
-from locant.lab.text_learning import split_off
+from locant.lab.text_learning import split_held_out
 from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.commands import command
@@ -60,7 +60,7 @@ class Screen(Watcher):
             self._log_text(corpus, settings)
 
     def _log_text(self, corpus: Corpus, settings: Settings) -> None:
-        training, held_out = (len(part) for part in split_off(corpus.ids, settings.lengths[-1]))
+        training, held_out = (len(part) for part in split_held_out(corpus.ids, settings.lengths[-1]))
         windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
         steps = settings.steps_for(training)
         epochs = steps * settings.batch_for(TEXT) * settings.train_length / training
@@ -287,15 +287,15 @@ def page(results: Mapping[str, Any]) -> str:
         title.append(f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}")
         split = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
         facts += [text["source"], split]
-    told = {name: value for name, value in settings.items() if name != "text"}
-    told |= {f"text: {name}": value for name, value in settings.get("text", {}).items()}
+    shown_settings = {name: value for name, value in settings.items() if name != "text"}
+    shown_settings |= {f"text: {name}": value for name, value in settings.get("text", {}).items()}
     return render(
         "comparison.html",
         title=". ".join(title) or "Nothing was measured",
         facts=" · ".join([counts, *facts]),
         sections=sections,
         command=command(settings),
-        settings=_words(told),
+        settings=_words(shown_settings),
         versions=_words(results["environment"]),
         models=_models_table(results),
         lines=[tasks.record_line(each) for each in results["records"] if "loss_by_length" not in each],

@@ -66,12 +66,12 @@ class Route:
 
     @property
     def needs_function(self) -> bool:
-        """Whether the model has to call our attention function."""
+        """Return whether the model has to call our attention function."""
         return self.in_attention is not None or self.own_bias is not None
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a hook reads the tokens of every call, by the names of the model's arguments."""
+        """Return whether a hook reads the tokens of every call, by the names of the model's arguments."""
         return self.needs_function and not self.points.biases
 
     def require(self, *, is_mixed: bool) -> None:

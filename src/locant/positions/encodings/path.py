@@ -285,15 +285,15 @@ class PaTH(PositionEncoding):
             count = min(count, _first_needed(cached.slice(cached.seq_len - num_recent, cached.seq_len)))
         if count:
             moved, dtype = keys.shape[2] - num_recent, recent.dtype
-            settled, own = recent[:, :count], keys[:, :, moved : moved + count]
+            settled, settled_keys = recent[:, :count], keys[:, :, moved : moved + count]
             if cached.document_or_none is not None:
                 settled, is_not_finite = _split_not_finite(settled)
                 keys.masked_fill_(_is_before(is_not_finite, cached.document, moved)[..., None], torch.nan)
             settled = settled.transpose(1, 2)
             w, beta, _ = settled.split(_widths(self.head_dim, settled), dim=-1)
-            path = HouseholderPath(own[:, :, :0].to(dtype), own.to(dtype), w, beta[..., 0]).finish()
+            path = HouseholderPath(settled_keys[:, :, :0].to(dtype), settled_keys.to(dtype), w, beta[..., 0]).finish()
             keys[:, :, :moved] = (keys[:, :, :moved].to(dtype) @ path.product.mT).to(keys.dtype)
-            own.copy_(path.moved_keys)
+            settled_keys.copy_(path.moved_keys)
         return recent[:, count:]
 
     def truncate_recent(self, cached: Positions, kept: Int[Tensor, " batch"]) -> Tensor | None:

@@ -262,7 +262,7 @@ class Rotary(PositionEncoding):
 
     @property
     def has_named_layout(self) -> bool:
-        """Whether the table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
+        """Return whether the table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
         return self._custom_pairs is None
 
     def replace(self, **options: Any) -> Rotary:

@@ -32,7 +32,7 @@ UNITS_PER_TURN = 2**52
 WHOLE_TURNS = 64 - 52
 """The number of bits of an int64 that count whole turns."""
 NORM_EPSILON = 1e-6
-"""What the authors add to the squared length of a vector before they divide by the length."""
+"""The number that the authors add to the squared length of a vector before they divide by the length."""
 
 Features = Float[Tensor, "batch seq heads features"]
 AngleSteps = Float[Tensor, "batch seq heads pairs"]
@@ -173,8 +173,8 @@ class RunningAngles(PerHeadRotation):
             nowhere = torch.iinfo(past.order.dtype).min
             order = torch.where(part[:, :, None] == past.document[:, None], past.order[:, None], nowhere)
             last = order.topk(count - missing, dim=-1)
-            found = _gather_tokens(read, last.indices.flatten(1)).unflatten(1, last.indices.shape[1:])
-            parts.append(found.where((last.values > nowhere)[..., None, None], 0.0))
+            gathered = _gather_tokens(read, last.indices.flatten(1)).unflatten(1, last.indices.shape[1:])
+            parts.append(gathered.where((last.values > nowhere)[..., None, None], 0.0))
         return F.pad(torch.cat(parts, dim=1), (0, 0, 0, 0, 0, missing))
 
 
@@ -359,6 +359,6 @@ class SelectiveRoPE(RunningAngles):
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_heads={self.num_heads}, d_model={self.d_model}, rank={self.rank}"
         rest = f"kernel_size={self.kernel_size}, base={literal(self.base)}"
-        given = {"activation": self.activation} if self.activation else {}
-        given |= {name: True for name in ("gate", "offset", "learn_temperature") if getattr(self, name)}
-        return ", ".join([sizes, rest, *(f"{name}={value!r}" for name, value in given.items())])
+        options = {"activation": self.activation} if self.activation else {}
+        options |= {name: True for name in ("gate", "offset", "learn_temperature") if getattr(self, name)}
+        return ", ".join([sizes, rest, *(f"{name}={value!r}" for name, value in options.items())])

@@ -57,7 +57,7 @@ class ScoreBias:
 
     @property
     def has_score_mod(self) -> bool:
-        """Whether there is a function for FlexAttention, without computing it."""
+        """Return whether there is a function for FlexAttention, without computing it."""
         return True
 
     def score_mod(self) -> ScoreMod | None:
@@ -136,7 +136,7 @@ class Pairwise(ScoreBias):
 
     @property
     def cost_grows_with_heads(self) -> bool:
-        """Whether the cost grows with the number of heads. Otherwise it is cheaper to compute all heads at once."""
+        """Return whether the cost grows with the number of heads. If not, computing all heads at once is cheaper."""
         return self.shared is None
 
     @property

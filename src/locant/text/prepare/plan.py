@@ -180,7 +180,7 @@ class Request:
 
     @property
     def needs_stdin(self) -> bool:
-        """Whether standard input is a source that has not been read yet."""
+        """Return whether standard input is a source that has not been read yet."""
         return any(source.size is None for source in self.sources)
 
     def with_stdin(self, place: Path | None) -> Request:

@@ -281,11 +281,11 @@ def _in_hub_cache(name: str) -> Path | None:
 
     for each in [name] if "/" in name else [name, *(f"{owner}/{name}" for owner in _FIRST_OWNERS)]:
         try:
-            found = try_to_load_from_cache(each, FILE)
+            cached = try_to_load_from_cache(each, FILE)
         except ValueError:  # not a possible name of a model
             return None
-        if isinstance(found, str):
-            return Path(found)
+        if isinstance(cached, str):
+            return Path(cached)
         folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=each, repo_type="model"))
         files = [] if (folder / "refs" / "main").exists() else sorted(folder.glob(f"snapshots/*/{FILE}"))
         if len(files) > 1:
