@@ -218,7 +218,7 @@ def _warnings(
         rows = encoding.max_seq_len
         first = f", after {encoding.offset} rows that are not positions" if encoding.offset else ""
         yield (
-            f"the table ends with position {rows - 1:,}{first}: the next one is an error. Learned.resize interpolates "
+            f"the table ends at position {rows - 1:,}{first}: later positions are errors. Learned.resize interpolates "
             "the table for longer sequences, and the model then needs some training. A scaling does not apply"
         )
     messages = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
@@ -250,7 +250,7 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
     if rotated != width:
         yield (
             f"only {rotated} of {width} dimensions are rotated, and exponents, ramps and factors count "
-            f"those {rotated}: code that counts {width} is wrong everywhere but at position 0"
+            f"those {rotated}: code that counts {width} is wrong everywhere except at position 0"
         )
     share = _share(config)
     if share is not None and not (width * share).is_integer() and rotary.scaling != "Proportional":

@@ -148,18 +148,18 @@ def write_extension(
     method: str = "yarn",
     output: Path | None = None,
     factors: LongFactors | None = None,
-    beside: Callable[[Extension], None] = lambda extension: None,
+    write_related: Callable[[Extension], None] = lambda extension: None,
 ) -> tuple[Extension, Path]:
     """Extend the configuration at `source`, and write it to `extension_path`.
 
-    `beside` writes related files, such as a picture. If it fails, the configuration is not written either.
+    `write_related` writes related files, such as a picture. If it fails, the configuration is not written either.
     """
     path = extension_path(source, to=to, method=method, output=output)
     extension = extend(read_source(source), to=to, method=method, factors=factors)
     with NewFile(path) as file:
         file.write(as_json(extension.config).encode())
         file.fsync()
-        beside(extension)
+        write_related(extension)
         file.publish()
     return extension, path
 

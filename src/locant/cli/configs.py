@@ -178,7 +178,10 @@ def extend(
         got = f"got {flag_of(next(iter(search_settings)))} without a search"
         raise InputError(got, "add --method longrope --search my.txt")
     extension, written = write_extension(
-        config, **settings, factors=factors, beside=lambda new: draw_into(figure, lambda: draw_extension(new, config))
+        config,
+        **settings,
+        factors=factors,
+        write_related=lambda new: draw_into(figure, lambda: draw_extension(new, config)),
     )
     facts = {"config": config, **extension_facts(extension), "written": str(written), "figure": figure and str(figure)}
     return Answer(facts, lambda: print_extension(extension, config), files=[written, figure])
@@ -186,7 +189,7 @@ def extend(
 
 @click.command("probe")
 @model(None)
-@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: that of the first layer.")
+@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: the type of the first layer.")
 @picture
 @answers
 def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:

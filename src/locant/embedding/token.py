@@ -225,7 +225,7 @@ class TokenEmbedding(DeferredErrorModule):
         The table never shrinks (a table padded to a round size keeps its padding). Afterwards the weight is a new
         parameter, so build the optimizer after resizing. Another module that shares the weight, such as a tied head,
         keeps the old weight, and a warning names its class. Tie it again. `InputEmbedding.resize` resizes a token table
-        together with the tables beside it.
+        together with the other tables of its input.
         """
         has = self.vocab_size
         vocab_size = whole("vocab_size", vocab_size, has, remedy=f"resize({has}) or more; rows are never dropped")

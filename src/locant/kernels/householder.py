@@ -11,7 +11,7 @@ product, of vectors that are c wider: ``[q, -tril(Q W^T)]`` and ``[k, C^T]``, wh
 the key.
 
 It costs ``head_dim`` products per token and level, so n log(n) in all, and all matrices have a norm of at most 1 if w
-has length 1 and beta is between 0 and 2. Nothing is divided, so a singular matrix (beta of 1) is no problem.
+has length 1 and beta is between 0 and 2. It never divides, so singular matrices (beta of 1) are allowed.
 """
 
 from __future__ import annotations

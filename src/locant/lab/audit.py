@@ -15,7 +15,7 @@ Most of the other 15 hypotheses cost an eighth of a pass or less. Each error in 
 again. With the defaults, SmolLM2-135M takes 160 seconds on one core.
 
 If the layers of a model differ, a base is tried for each type of layers, and other layers get full attention or a
-sliding window. What two hypotheses compute in the same way within a window of the text is measured once.
+sliding window. Hypotheses with equal positions within a window of the text are measured only once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from locant.spelling import dtype_name
 from locant.swapping.added_point import learned_tables
 from locant.text.corpus import read_corpus
 
-TABLE = "a table of learned positions, which are in the weights themselves"
-NOTHING_ELSE = "no positions that can be read in another way"
+TABLE = "a table of learned positions, which is part of the weights"
+NOTHING_ELSE = "no positions that could be computed in another way"
 MIN_WINDOWS = 2
 """The number of windows after which a hypothesis may be dropped. One is enough if it has `USUAL` tokens."""
 PART_TOKENS = 32
@@ -71,7 +71,7 @@ def audit(
     - ``"cannot tell"``: other hypotheses are within noise of the configuration, and none is better;
     - ``"not explained"``: the best hypothesis predicts the text no better than counting words. The weights have a
       convention that is not among the hypotheses, or they are broken, or the text is of another kind;
-    - ``"nothing to find"``: the model has no positions that can be read in another way.
+    - ``"nothing to find"``: the model has no positions that could be computed in another way.
 
     `losses` are nats per token by hypothesis, the lowest first. `dropped` contains the number of measured windows of
     each hypothesis that was dropped. The loss of such a hypothesis is an estimate: the loss of the best hypothesis so

@@ -47,7 +47,7 @@ FULL = "full_attention"
 """The layers that are stretched if layers with sliding windows have another encoding."""
 
 Replacement = PositionEncoding | LayerPlan | None
-"""The positions that replace those of a model: one encoding, or one by layer. ``None`` is the model's own encoding."""
+"""The positions for a model: one encoding, or one for each layer. ``None`` means the model's own encoding."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class PositionOverride:
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
     def replacement(self, model: Any, trained: int, longest: int) -> Replacement:
-        """Return what `swap_positions` gives to the model. The arguments are those of `encoding`.
+        """Return the positions that `swap_positions` gives to the model. The arguments are the same as for `encoding`.
 
         If the layers of the model have several rotary encodings, as in Gemma 3, only layers with full attention are
         stretched, as `locant extend` does. Layers with a sliding window keep their own encoding, because the distances

@@ -161,10 +161,8 @@ def tune(
 
     The last tenth of the text is held out. Its loss is measured before, during and after the training. A scaling is
     written into the configuration in the form that `transformers` uses. `locant.checkpoints.load_swapped` loads a model
-    with another encoding. Weights are trained in float32 and written in their original dtypes, or in
-    float32 if they come from a GGUF file. Until the run is
-    finished, its state is kept in the folder
-    ``OUTPUT-unfinished``.
+    with another encoding. Weights are trained in float32 and written in their original dtypes, or in float32 if they
+    come from a GGUF file. Until the run is finished, its state is kept in the folder ``OUTPUT-unfinished``.
 
     If `torch.distributed` is initialized, all processes must call this function. Each process trains on its part of
     every batch.

@@ -204,8 +204,8 @@ def _probe_lab_model(model: str, encoding: PositionEncoding, expected: PositionE
     try:
         return probe(encoding, expected=expected)
     except LocantError as error:
-        got = f"got {model}, whose {type(encoding).__name__} depends on more than positions, and is not measured alone"
-        raise InputError(got, "measure what it does to the loss with locant evaluate MODEL --with own,nope") from error
+        got = f"got {model}, whose {type(encoding).__name__} depends on more than positions"
+        raise InputError(got, "measure its effect on the loss with locant evaluate MODEL --with own,nope") from error
 
 
 def _probe_rotation(
@@ -254,8 +254,8 @@ def _probe_rotation(
 
 
 OTHER_PAIRS = (
-    "Its configuration is read as {}. The frequencies are the same, the pairs or the heads are others: attention "
-    "reorders dimensions or picks heads before it rotates them, which a rotary module does not show."
+    "locant reads its configuration as {}. The frequencies are equal, but the pairs or the heads differ: attention "
+    "reorders dimensions or selects heads before it rotates them, and a measured rotary module does not show this."
 )
 
 
@@ -307,7 +307,7 @@ def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
     """Yield the differences of one side from the same side of an encoding."""
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
-        yield first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"), _pairs_kind(*pairs)
+        yield first_difference(pairs[0], pairs[1], "its pairs", "the encoding's"), _pairs_kind(*pairs)
         return
     if ours.num_heads != other.num_heads:
         heads = [
@@ -440,7 +440,7 @@ def _probe_modules(
 def _first_layer_type(config: Any, kinds: Sequence[str]) -> tuple[str, str | None]:
     """Return the type of the first layer with rotary positions, and a note if there are other types.
 
-    The order of the keys of a configuration means nothing: that of Gemma 3 is another one in a GGUF file.
+    The order of the keys in a configuration has no meaning. A GGUF file of Gemma 3 has another order.
     """
     of_layers = [each for each in getattr(config, "layer_types", None) or () if each in kinds]
     chosen = next(iter(of_layers), min(kinds))

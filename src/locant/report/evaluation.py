@@ -50,7 +50,9 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
             sentences.append(f"At {lengths} tokens, not all {name} were asked for: some rows would have to be cut.")
     sentences += [*_ruler_sentences(results), *context_sentences(summarise(results))]
-    sentences.append("The loss measures how well the next token is predicted, for which near tokens are mostly enough.")
+    sentences.append(
+        "The loss measures how well the next token is predicted. Nearby tokens are usually enough for this."
+    )
     sentences.append(
         f"These results are for one model and one text ({text['source']}), not for others. Nothing was trained, and a "
         "short training may change the order."

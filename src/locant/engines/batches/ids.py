@@ -13,7 +13,7 @@ from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, first_
 from locant.positions.batches import document_positions
 
 VISIBLE = "packed-documents-visible"
-"""The kind of mistake if documents see each other, and the ids of each begin anew."""
+"""The kind of mistake if documents see each other, although the ids of each document begin at 0."""
 
 EXACT_IDS = 2**24
 """The limit of exact integers in float32. Models compute angles from float32 ids."""

@@ -69,7 +69,7 @@ class PaTH(PositionEncoding):
     **Compilation.** `attend` over whole rows is one graph of `torch.compile`, forward and backward. The number of
     operations depends on the number of blocks, so the compiler makes a new graph for each number, and for rows whose
     last block is full. Use few lengths: the compiler stops after eight graphs by default. Do not compile decoding: a
-    step with a cache is one graph, too, but in a test with small blocks almost every step was compiled anew.
+    step with a cache is one graph, too, but in a test with small blocks almost every step was compiled again.
 
     **Decoding.** Every new token changes all cached keys. ``KVCache(encoding=encoding)`` changes them in place, 64
     tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens.

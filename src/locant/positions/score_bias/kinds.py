@@ -27,7 +27,7 @@ class ScoreBias:
         queries, keys: the positions of queries and keys.
         sources: the tensors, other than `q` and `k`, from which the bias is computed and which may need a gradient:
             parameters, buffers, and features of hidden states.
-        computed: what was computed without gradients. Values for other vectors of the same tokens share it.
+        computed: tensors that were computed without gradients. Biases for other vectors of the same tokens share it.
     """
 
     q: Tensor

@@ -3,7 +3,7 @@
 A name such as ``gpt2`` or ``someone/something`` is looked up in the cache of the Hugging Face libraries, then in the
 cache of `tiktoken`, which keeps each of OpenAI's encodings under the SHA-1 of its address. This file holds ranks: the
 bytes of every token, in the order of the merges. A `tokenizer.json` holds merges instead. So each token is replaced by
-all pairs of tokens of which it can be made, which gives the same ids. Reading a file of ranks takes one to a few
+all pairs of tokens that form it, which gives the same ids. Reading a file of ranks takes one to a few
 seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which
 `transformers` converts.
 """

@@ -93,7 +93,7 @@ class BytePatches:
         first_byte: int = 0,
         max_length: int | None = None,
     ) -> BytePatches:
-        """Begin a patch after every byte that is not part of a word, unless the byte before it is not either.
+        """Begin a patch after the first byte of every run of bytes that are not part of a word.
 
         Letters and digits of ASCII are parts of words, and so are all but the first byte of a longer character. A patch
         also begins after every special token.
