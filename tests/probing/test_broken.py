@@ -101,7 +101,7 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "65: inputs are overwritten": (in_place, {"head_dim": WIDTH}, "It overwrites the tokens that are passed to it"),
     "72: one row for all": (
-        lambda x, positions: turned(x, at(positions[:1])), {"head_dim": WIDTH}, "Rows of a batch do not have positions",
+        lambda x, positions: turned(x, at(positions[:1])), {"head_dim": WIDTH}, "Rows of a batch do not have separate",
     ),
     "97: two angles in a pair": (two_angles, {"head_dim": WIDTH}, "not a rotation: the two members of 16 pairs get"),
     "keys the other way": (

@@ -65,7 +65,7 @@ def test_a_head_norm_describes_the_norm() -> None:
 def test_a_head_norm_has_its_own_eps_and_weights() -> None:
     norm = HeadNorm(OF_Q, OF_K)
     for options in ({"eps": 1e-5}, {"plus_one": True}):
-        with refuses(RangeError, "beside a HeadNorm"):
+        with refuses(RangeError, "together with a HeadNorm"):
             probed(right, norm=norm, **options)
     with refuses(RangeError, "expected weights"):
         probed(right, norm=HeadNorm(None, OF_K))
@@ -217,5 +217,5 @@ def test_a_kernel_that_is_chosen_for_many_tokens_or_trips_over_a_view_is_named()
         return " ".join(locant.probe(target, head_dim=WIDTH).warnings)
 
     assert "Some tokens are rotated differently among thousands" in warned(crowded)
-    assert "a view into a larger tensor" in warned(contiguous)
+    assert "a view of a larger tensor" in warned(contiguous)
     assert warned(turned) == ""

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from locant.checkpoints.explanation import Layer, Layers, explain
+from locant.checkpoints.explanation import Layers, explain
+from locant.checkpoints.layer_strip import Layer
 from locant.checkpoints.rotary_settings import CHUNK, VISIBLE
 from locant.models.config_values import integer_at
 from locant.models.encodings import encoding_from_config

@@ -16,8 +16,9 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 import locant.scaling
-from locant.checkpoints.explanation import Explanation, explain, layer_strip
+from locant.checkpoints.explanation import Explanation, explain
 from locant.checkpoints.extension import METHODS, Extension, extend
+from locant.checkpoints.layer_strip import layer_strip
 from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import SCALING_TITLES, Session, State
@@ -156,7 +157,8 @@ def _without_folders(value: Any) -> Any:
 def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dict[str, str]:
     read = "from locant.checkpoints.config_source import read_source\n"
     config = f"\nconfig = read_source({source!r})\n"
-    explained = f"{read}from locant.checkpoints.explanation import explain, layer_strip\n{config}"
+    explained = f"{read}from locant.checkpoints.explanation import explain\n"
+    explained += f"from locant.checkpoints.layer_strip import layer_strip\n{config}"
     pairs = f"{explained}rotary = [layers.rotary for layers in explain(config).layers if layers.rotary]\n"
     pairs += "wavelengths = [[pair.wavelength for pair in each.pairs] for each in rotary]\n"
     if extended:
