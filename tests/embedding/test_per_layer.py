@@ -239,7 +239,7 @@ def test_explain_prints_the_second_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
 def test_a_gguf_file_has_the_tables_of_its_model(name: str, tmp_path: Path) -> None:
     model = small(name)
-    files = pytest.importorskip("tests.checkpoints.gguf_files", exc_type=ImportError)
+    files = pytest.importorskip("tests.gguf_files", exc_type=ImportError)
     model.save_pretrained(tmp_path / "folder")
     file = files.write_per_layer_tables(model, tmp_path / "model.gguf", keys={"tokenizer.ggml.padding_token_id": 3})
     ids = some_ids(torch.float32)
@@ -255,7 +255,7 @@ def test_a_gguf_file_has_the_tables_of_its_model(name: str, tmp_path: Path) -> N
 
 
 def test_a_gguf_file_without_a_per_layer_table_has_none(tmp_path: Path) -> None:
-    files = pytest.importorskip("tests.checkpoints.gguf_files", exc_type=ImportError)
+    files = pytest.importorskip("tests.gguf_files", exc_type=ImportError)
     config = transformers.AutoConfig.for_model("gemma4_text", **SIZES, **FAMILIES["gemma4_text"])
     config.hidden_size_per_layer_input = 0
     file = files.write_per_layer_tables(transformers.AutoModel.from_config(config), tmp_path / "model.gguf")
