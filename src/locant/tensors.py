@@ -37,19 +37,23 @@ def has_float64(device: torch.device) -> bool:
 
 def has_values(tensor: Tensor) -> bool:
     """Return whether the tensor has values. Tensors in a graph or under `vmap`, fake and meta tensors do not."""
-    shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
-    return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return False
+    return not (isinstance(tensor, FakeTensor) or is_batched(tensor))
 
 
 def host_can_read(tensor: Tensor) -> bool:
     """Return whether the host can read the values without waiting for a device or fixing them in a graph."""
-    return tensor.device.type == "cpu" and has_values(tensor)
+    return tensor.is_cpu and has_values(tensor)
 
 
 def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
     """Return the smallest and the largest integer: ``None`` if the host cannot read them, 0 if the tensor is empty."""
-    if not host_can_read(tensor):
-        return None, None
+    return readable_bounds(tensor) if host_can_read(tensor) else (None, None)
+
+
+def readable_bounds(tensor: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest integer of a tensor that the host can read, or 0 if it is empty."""
     if tensor.numel() == 0:
         return 0, 0
     low, high = torch.aminmax(tensor)

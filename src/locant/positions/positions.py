@@ -78,7 +78,9 @@ class Positions:
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
         """Return the positions 0, 1, ..., seq_len - 1 in every row."""
-        return cls._counting(0, checks.token_count("seq_len", seq_len), batch, device)
+        seq_len = checks.token_count("seq_len", seq_len)
+        batch = checks.token_count("batch", batch, "a number of rows")
+        return cls._counting(0, seq_len, batch, checks.to_device(device))
 
     @classmethod
     def after(
@@ -117,8 +119,8 @@ class Positions:
         if is_full:
             return cls._counting(0, seq_len, batch, real.device)
         index, document = (real.cumsum(1) - 1).clamp(min=0), real - 1  # 0 - 1 is PADDING
-        _, last = bounds(index)
-        return cls(index, document, None, 0, max(seq_len - 1, 0) if last is None else last)
+        last = max(seq_len - 1, 0) if is_full is None else int(index.max())
+        return cls(index, document, None, 0, last)
 
     @classmethod
     def packed(
@@ -285,10 +287,11 @@ class Positions:
         return cls.of(index, document, order=order)
 
     @classmethod
-    def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
-        batch = checks.token_count("batch", batch, "a number of rows")
-        index = torch.arange(start, start + n, device=checks.to_device(device)).expand(batch, n)
-        return cls.from_fields(index, None, None, start, max(start + n - 1, start), start)
+    def _counting(cls, start: int, n: int, batch: int, device: torch.device | None) -> Positions:
+        last = max(start + n - 1, start)
+        checks.require_bounds(start, last)
+        index = torch.arange(start, start + n, device=device)
+        return cls(index.expand(batch, n), None, None, start, last, start)
 
     @classmethod
     def from_fields(cls, *fields: Any, **named: Any) -> Positions:
