@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "1 + the weights": (lambda k, positions: right(k, positions, 1 + OF_K), "1 + the weights are multiplied"),
     "weights of the other layout": (
         lambda k, positions: right(k, positions, OF_K.unflatten(0, (2, -1)).T.flatten()), "order of the other layout"),
-    "no norm": (turned, "there is none"),
+    "no norm": (turned, "it is missing"),
     "weights alone": (lambda k, positions: turned(k * OF_K, positions), "heads are not divided by their size"),
     "no eps": (lambda k, positions: turned(normed(k, OF_K, 0.0), positions), "there is no eps"),
     "another eps": (lambda k, positions: turned(normed(k, OF_K, 1e-5), positions), "eps is 1e-05, not 1e-06"),

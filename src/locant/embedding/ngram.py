@@ -211,7 +211,7 @@ class NGramEmbedding(nn.Module):
         *,
         history: TokenHistory | None = None,
     ) -> Float[Tensor, "batch seq output_width"]:
-        """Add the embeddings to `x`, column by column as BLT does, which rounds otherwise than adding their sum."""
+        """Add the embeddings to `x`, column by column as BLT does. Adding their sum would round differently."""
         if x.shape[-1] != self.output_width:
             raise shape_error("x", x, f"a last dimension of {self.output_width}", "use the width of the model")
         if self.combine == "concat":

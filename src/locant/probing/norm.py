@@ -322,7 +322,7 @@ def _describe_mistakes(norm: Norm | None, right: Norm, off: float) -> Iterator[s
             yield f"{phrase}, and no known mistake explains that"
     else:
         if norm.kind == "none" and not norm.weight.ndim:
-            yield "there is none"
+            yield "it is missing"
         else:
             yield from (each for each in (norm.weights, KINDS[norm.kind]) if each)
         if norm.outside and norm.kind in ("rms", "all heads"):

@@ -457,7 +457,7 @@ def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[tu
     if q.begin is None or k.begin is None:
         turns = [a.offset - b.offset for a, b in zip(q.blocks, k.blocks, strict=True)]
         if any(abs(math.remainder(turn, math.tau)) > ROUNDED for turn in turns):
-            yield "rotated alike at position 0: by angles that differ as those of no two positions do", None
+            yield "rotated alike at position 0: their angles differ, but not by the angle of a position", None
     elif q.begin != k.begin:
         text = (
             f"counted alike: position 0 is rotated as position {spell(q.begin)} in queries and {spell(k.begin)} in "

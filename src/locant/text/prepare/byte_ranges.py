@@ -146,5 +146,5 @@ def change_error(byte_range: ByteRange) -> InputError:
     """Return the error for a file that changed its size after it was found."""
     source, _, stop = byte_range
     return InputError(
-        f"{source.name} has changed: it had {stop} bytes or more", "run the same again when nothing writes to the file"
+        f"{source.name} has changed: it had {stop} bytes or more", "run again when nothing writes to the file"
     )
