@@ -78,7 +78,7 @@ class RotaryKeys:
         layer_keys: keys that decide which layers are rotated.
         flat_keys: whether the base, the share and ``rope_scaling`` are read outside the rope parameters. If not, they
             may only repeat the values inside.
-        trained_outside: the trained length that its class has outside the rope parameters. It overrides the one inside.
+        trained_beside: the trained length that its class has outside the rope parameters. It overrides the one inside.
         respell: a function that rewrites a configuration with an older spelling into ``rope_parameters``, as its class
             does.
         rounds_down: whether its default width is not a multiple of its number of heads, and the code rounds the width
@@ -109,7 +109,7 @@ class RotaryKeys:
     other_keys: tuple[str, ...] = ()
     layer_keys: tuple[str, ...] = ()
     flat_keys: bool = True
-    trained_outside: int | None = None
+    trained_beside: int | None = None
     respell: Callable[[Config], Config] | None = None
     rounds_down: bool = False
 

@@ -35,7 +35,7 @@ SHORT_FACTORS = warn_if(
 
 GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",))
 GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",))
-PHI_3 = RotaryKeys(share_keys=SHARE, rope_types={"su": "longrope", "yarn": "longrope"}, trained_outside=4096)
+PHI_3 = RotaryKeys(share_keys=SHARE, rope_types={"su": "longrope", "yarn": "longrope"}, trained_beside=4096)
 
 GPT_J_TABLES = InputTables(tokens="wte", padding=False, dropout_key="embd_pdrop")
 GPT_NEOX_TABLES = InputTables(tokens="embed_in", padding=False, dropout_key="hidden_dropout")

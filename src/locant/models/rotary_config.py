@@ -147,7 +147,7 @@ def _override_trained_length(
     config: Config, rope: Config, architecture: Architecture
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the rope parameters with the trained length from outside them, and a warning if the lengths differ."""
-    trained = architecture.rotary_keys.trained_outside
+    trained = architecture.rotary_keys.trained_beside
     if trained is None or TRAINED in config or rope.get(TRAINED) in (None, trained):
         return rope, ()
     got = f"got {TRAINED}={short_repr(rope[TRAINED])} in rope parameters, where {config['model_type']} does not read it"
