@@ -117,7 +117,10 @@ class AttentionInputs:
         """
         if q is self.q and k is self.k and v is self.v:
             return self
-        inputs = dataclasses.replace(self, q=q, k=k, v=v)
+        inputs = AttentionInputs(
+            q, k, v, self.mask, self.encoding, self.scale, self.dropout_p, self.return_weights, self.softcap,
+            self.needs_lse,
+        )  # fmt: skip
         bias = self._memo.get("asked")
         if bias is not None and (same_bias := bias.for_vectors(q, k)) is not None:
             vars(inputs)["asked"] = same_bias
@@ -287,6 +290,11 @@ def check_softcap(softcap: Any) -> Real | None:
     if isinstance(softcap, Tensor) and softcap.requires_grad:
         raise RangeError("got a softcap that requires a gradient, which it would not get", "softcap.item()")
     return None if softcap is None else real("softcap", softcap, above=0, remedy="softcap=None for no bound")
+
+
+def check_dropout(dropout_p: Any) -> Real:
+    """Return the probability of dropping a weight."""
+    return real("dropout_p", dropout_p, low=0, below=1, remedy="dropout_p=0.0 outside training")
 
 
 def check_sinks(sinks: Any, q: Tensor) -> Float[Tensor, " heads"] | None:

@@ -19,9 +19,12 @@ from torch import Tensor
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.documents import PADDING
+from locant.positions.earlier_tokens import require_earlier_tokens
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.spelling import dtype_name
 
+SHARD = "pass the whole row with its Positions, and take the rank's tokens then: [:, row.shard_slots(rank, world)]"
+"""The remedy for a shard of a row."""
 Values = Shaped[Tensor, "batch seq *width"]
 Documents = Int[Tensor, "batch seq"]
 
@@ -143,22 +146,26 @@ def resolve_documents(
     positions: OptionalPositions,
     history: TokenHistory | None,
     what: str,
+    owner: str,
     *,
     matter: bool = True,
 ) -> Documents | None:
     """Return the document of each token of `x`, or ``None`` if each row is one document, or continues the history.
 
-    Raise `LocantError` if the tokens before these ones matter and are unknown.
+    Raise `LocantError` if the tokens before these ones matter for `owner` and are known to be missing.
     """
+    if history is not None and not isinstance(history, TokenHistory):
+        got = f"got history of type {type(history).__name__}, expected a TokenHistory"
+        raise LocantError(got, "history=locant.embedding.TokenHistory(), one for each module")
     is_first = history is None or not len(history)
     if positions is None and not is_first:
         return None
     positions = positions_or_default(positions, x.shape[1], x.device, matter=is_first and matter)
     require_positions(positions)
     positions.require_fits(x.shape[0], x.shape[1], x.device, what)
-    if is_first and matter and positions.start:
-        got = f"got tokens from position {positions.start} on without the tokens before them"
-        raise LocantError(got, "pass history=locant.embedding.TokenHistory(), the same one for the prompt")
+    if is_first and matter:
+        cache = "history=locant.embedding.TokenHistory(), the same one for the prompt"
+        require_earlier_tokens(positions, owner, of_cache=cache, of_shard=SHARD)
     return None if is_first and positions.document_or_none is None else positions.document.expand(x.shape[:2])
 
 

@@ -187,7 +187,7 @@ def read_hidden_states(
     >>> dist.destroy_process_group()
     """
     mesh = _mesh(group, positions.device)
-    read = encoding.read(x, positions)
+    read = encoding.read_shard(x, positions)
     if has_bias(encoding) or read.read.of_key is None:
         return read
     all_positions = gather_positions(positions, group=mesh) if k_positions is None else k_positions

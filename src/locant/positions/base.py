@@ -371,6 +371,13 @@ class PositionEncoding(nn.Module):
         """
         return positions
 
+    def read_shard(self, x: Embeddings, positions: Positions) -> Positions:
+        """Return what `of_row` needs of this rank's tokens: by default, what `read` returns.
+
+        A subclass overrides this if `read` needs the tokens of other ranks.
+        """
+        return self.read(x, positions)
+
     def of_row(
         self, queries: Tensor | None, keys: Tensor, row: Positions, rank: int, ranks: int
     ) -> tuple[Tensor | None, Tensor | None]:

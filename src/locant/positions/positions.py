@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Positions:
         place_or_none: the number of each token's prefix token or cell, counted through all of `grids`.
         grids: the full sizes of the grids that hold the tokens, even if only some of their tokens are present. Empty
             without a grid.
+        is_shard: whether `shard` has left out tokens, which other ranks hold.
 
     >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
     (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
@@ -71,6 +72,7 @@ class Positions:
     read: TokenFeatures = NO_FEATURES
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
+    is_shard: bool = False
 
     def __post_init__(self) -> None:
         checks.require_index(self.index)
@@ -359,7 +361,8 @@ class Positions:
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """Return this rank's part of the sequence for context parallelism: the tokens at `shard_slots`.
 
-        Call `PositionEncoding.read` after it, with the hidden states of this rank's tokens.
+        Call `PositionEncoding.read` after it, with the hidden states of this rank's tokens. Encodings and tables that
+        need the tokens before each token raise an error for a shard.
 
         >>> Positions.packed([4, 4]).shard(0, 2).index
         tensor([[0, 3, 0, 3]])
@@ -367,7 +370,8 @@ class Positions:
         if any(x is not None for x in self.read):
             got = "got positions with features of hidden states, expected positions before encoding.read"
             raise LocantError(got, "encoding.read(x[:, slots], row.shard(rank, world)) on every rank")
-        return self.select(self.shard_slots(rank, world, zigzag))
+        part = self.select(self.shard_slots(rank, world, zigzag))
+        return replace(part, is_shard=self.is_shard or world > 1)
 
     def shard_slots(self, rank: int, world: int, zigzag: bool = True) -> Int[Tensor, " n"]:
         """Return the slots of the row that belong to this rank: ``tokens[:, slots]`` are its tokens.

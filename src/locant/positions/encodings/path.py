@@ -27,10 +27,11 @@ from locant.positions.base import (
 )
 from locant.positions.distances import bias_dtype
 from locant.positions.documents import PADDING
+from locant.positions.earlier_tokens import require_earlier_tokens
 from locant.positions.fields import TokenFeatures
 from locant.positions.hidden_bias import REMEDY
 from locant.positions.pair_sets import PairSet, PairSets, group, group_positions
-from locant.positions.positions import OptionalPositions, Positions
+from locant.positions.positions import OptionalPositions, Positions, require_positions
 from locant.positions.running_sums import last_slot
 from locant.tensors import host_can_read
 
@@ -72,10 +73,10 @@ class PaTH(PositionEncoding):
     step with a cache is one graph, too, but in a test with small blocks almost every step was compiled again.
 
     **Decoding.** Every new token changes all cached keys. ``KVCache(encoding=encoding)`` changes them in place, 64
-    tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens.
-    It raises an error for earlier ones, because a matrix cannot be undone. A cache without the encoding stores the
-    features of every token, twice the memory of its keys, and prepares all keys again in every step. It can be
-    truncated anywhere.
+    tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens,
+    except the first two, which the convolution reads. It raises an error for earlier ones, because a matrix cannot be
+    undone. A cache without the encoding stores the features of every token, twice the memory of its keys, and prepares
+    all keys again in every step. It can be truncated anywhere.
 
     Args:
         num_heads: the number of key/value heads. The number of query heads is a multiple.
@@ -140,8 +141,19 @@ class PaTH(PositionEncoding):
         nn.init.zeros_(self.offset)  # a strength of 1
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """Return `positions` with the direction and the strength of each token, and what the convolution reads."""
+        """Return `positions` with the direction and the strength of each token, and what the convolution reads.
+
+        Raises:
+            LocantError: the convolution needs tokens that are known to be missing, as in a decoding step without
+                `past`.
+        """
+        require_positions(positions)
         require_embeddings(self, x, positions, self.d_model)
+        if self.convolution and (past is None or not past.seq_len):
+            require_earlier_tokens(
+                positions, "the convolution of PaTH", of_cache="past=cache.positions",
+                of_shard="locant.attend on one rank, with ranks that hold other rows or other heads",
+            )  # fmt: skip
         rows, dtype = positions.expand(x.shape[0]), bias_dtype(x)
         with _without_autocast(x):
             x = x.to(dtype)

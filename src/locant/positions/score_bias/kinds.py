@@ -44,6 +44,10 @@ class ScoreBias:
             self.computed[key] = compute()
         return self.computed[key]
 
+    def is_like(self, q: Tensor) -> bool:
+        """Return whether `q` has the shape, dtype and device of the queries."""
+        return q.shape == self.q.shape and q.dtype == self.q.dtype and q.device == self.q.device
+
     def dense(self) -> Float[Tensor, "#batch heads query key"] | None:
         """Return the matrix, in float32 or wider."""
         raise NotImplementedError
@@ -151,7 +155,9 @@ class Pairwise(ScoreBias):
         return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[], computed={})
 
     def for_vectors(self, q: Tensor, k: Tensor) -> Pairwise | None:
-        return replace(self, q=q) if self.reads_only_positions else None
+        if not self.reads_only_positions:
+            return None
+        return self if self.is_like(q) else replace(self, q=q)
 
     def select_heads(self, heads: slice) -> Pairwise:
         """Return the bias of some heads."""
