@@ -58,9 +58,9 @@ def _signed(value: float) -> str:
     """Return a change of the loss with its sign.
 
     >>> _signed(-0.0617), _signed(-0.0002)
-    ('-0.062', '0.000')
+    ('−0.062', '0.000')
     """
-    return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
+    return f"{value:+.3f}".replace("-", "−") if abs(value) >= 0.0005 else "0.000"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -97,7 +97,7 @@ def _within(trained: int, rows: Mapping[str, Any], ways: Sequence[str]) -> str:
     better = [way for way, cost in costs.items() if cost["interval"] and cost["interval"][1] < -MATTERS / 2]
     changes = join_and([f"{_signed(cost['mean'])} with {name(way)}" for way, cost in costs.items()])
     recipe = f"use {name(better[0])}" if better else "keep the model's own positions"
-    return f"Up to {_number(trained)} tokens, {recipe}: the loss changes by {changes} nats per token."
+    return f"Up to {_number(trained)} tokens, {recipe}: the loss per token changes by {changes} (in nats)."
 
 
 def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> str:
@@ -295,10 +295,10 @@ def _said(summary: Mapping[str, Any]) -> str:
     worth = without["rise"]
     kept = f"{100 * (1 - moved['rise'] / worth):.0f} % of what the chunk is worth" if worth > 0 else "nothing"
     return (
-        f"Moved by {_number(int(longest))} positions, a chunk costs {moved['rise']:+.3f} nats per token against "
+        f"Moved by {_number(int(longest))} positions, a chunk costs {_signed(moved['rise'])} nats per token against "
         f"reading anew, and {moved['found']} of {moved['asked']} numbers are found instead of {anew['found']}. Left at "
-        f"its old positions it costs {naive['rise']:+.3f}, with {naive['found']} numbers. Without the chunk it is "
-        f"{worth:+.3f}, so moving keeps {kept}."
+        f"its old positions it costs {_signed(naive['rise'])}, with {naive['found']} numbers. Without the chunk it is "
+        f"{_signed(worth)}, so moving keeps {kept}."
     )
 
 
