@@ -88,7 +88,7 @@ def _within(trained: int, rows: Mapping[str, Any], ways: Sequence[str]) -> str:
     better = [way for way, cost in costs.items() if cost["interval"] and cost["interval"][1] < -MATTERS / 2]
     changes = join_and([f"{signed(cost['mean'])} with {name(way)}" for way, cost in costs.items()])
     recipe = f"use {name(better[0])}" if better else "keep the model's own positions"
-    return f"Up to {_number(trained)} tokens, {recipe}: the loss changes by {changes} nats per token."
+    return f"Up to {_number(trained)} tokens, {recipe}: the loss per token changes by {changes} (in nats)."
 
 
 def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> str:
@@ -285,10 +285,10 @@ def _said(summary: Mapping[str, Any]) -> str:
     worth = without["rise"]
     kept = f"{100 * (1 - moved['rise'] / worth):.0f} % of what the chunk is worth" if worth > 0 else "nothing"
     return (
-        f"Moved by {_number(int(longest))} positions, a chunk costs {moved['rise']:+.3f} nats per token against "
+        f"Moved by {_number(int(longest))} positions, a chunk costs {signed(moved['rise'])} nats per token against "
         f"reading anew, and {moved['found']} of {moved['asked']} numbers are found instead of {anew['found']}. Left at "
-        f"its old positions it costs {naive['rise']:+.3f}, with {naive['found']} numbers. Without the chunk it is "
-        f"{worth:+.3f}, so moving keeps {kept}."
+        f"its old positions it costs {signed(naive['rise'])}, with {naive['found']} numbers. Without the chunk it is "
+        f"{signed(worth)}, so moving keeps {kept}."
     )
 
 

@@ -19,7 +19,7 @@ from locant.figures.canvas import SIGNED, THEMES
 __all__ = ["audits", "draw_learned_rows", "engine_file", "learned_rows", "page", "pictures"]
 
 RESULTS = ROOT / "benchmarks" / "results" / "real_models"
-SHOWN = 3
+SHOWN = 2
 """The largest number of readings in a cell."""
 
 
@@ -64,7 +64,8 @@ def audits(summary: Mapping[str, Any]) -> str:
     told += f", and {counts['found among others']} among readings within noise. It misses {counts['missed']}."
     if summary["checks"]:
         largest = max(each["difference"] for each in summary["checks"].values())
-        told += f" `transformers` alone computes the same losses (largest difference {largest:.5f} nats)."
+        size = f"{largest:.5f}" if largest >= 1e-5 else "below 0.00001"
+        told += f" `transformers` alone computes the same losses (largest difference {size} nats)."
     head = "model", "the copy claims", "outcome", "best reading", "within noise", "nats gained", "windows", "seconds"
     lines = (
         [
@@ -80,8 +81,8 @@ def audits(summary: Mapping[str, Any]) -> str:
 def _shorten(readings: Sequence[str]) -> str:
     """Join readings. Of more than `SHOWN` name the first ones.
 
-    >>> _shorten(["a", "b", "c"]), _shorten(["a", "b", "c", "d"])
-    ('a; b; c', 'a; b; and 2 others')
+    >>> _shorten(["a", "b"]), _shorten(["a", "b", "c"])
+    ('a; b', 'a; and 2 others')
     """
     if len(readings) <= SHOWN:
         return "; ".join(readings)
@@ -105,6 +106,7 @@ def _reading(row: Mapping[str, Any]) -> list[str]:
     if "cost" in row:
         by_position = ", ".join(f"{begin:,}–{end:,}: {cost:+.2f}" for begin, end, cost in row["cost_by_position"])
         costs = f"{row['cost']:+.3f}" + (f" ({by_position})" if len(row["cost_by_position"]) > 1 else "")
+        costs = costs.replace("-", "−")
     return [
         row["model"], f"{row['length']:,}", said, f"{row['loss']:.4f}", f"{second['loss']:.4f}" if second else "–",
         f"{second['difference']['mean']:.3f}" if second else "–", costs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pydoc
 import re
@@ -15,7 +16,7 @@ from sphinx.pycode import ModuleAnalyzer
 
 import locant
 from docs.generator import reference
-from docs.generator.docstrings import _show_one_signature
+from docs.generator.docstrings import _show_one_signature, _show_the_constructor
 from docs.generator.encodings import encoding_page
 from docs.generator.markdown import picture, summary
 from docs.generator.mathml import _block, mathml
@@ -101,6 +102,20 @@ def test_a_function_with_overloads_has_one_signature() -> None:
     assert analyzer.overloads or get_overloads(locant.attend)  # autodoc would list these
     _show_one_signature(None, "function", "locant.attend", locant.attend, None, None, None)
     assert analyzer.overloads == {}
+
+
+@pytest.mark.parametrize("kind", encodings().values())
+def test_an_encoding_has_the_signature_of_its_constructor(kind: type[PositionEncoding]) -> None:
+    """Its `__new__`, which autodoc would show, takes anything."""
+    shown, returned = _show_the_constructor(None, "class", kind.__name__, kind) or ("", "")
+    assert re.findall(r"(\w+):", shown) == [*inspect.signature(kind.__init__).parameters][1:]
+    assert returned is None
+    assert "arguments" in str(inspect.signature(kind.__new__))
+
+
+def test_other_classes_keep_their_signature() -> None:
+    assert _show_the_constructor(None, "class", "KVCache", KVCache) is None
+    assert _show_the_constructor(None, "method", "rotate", locant.Rotary.rotate) is None
 
 
 def test_the_api_shows_no_constant_of_a_cache() -> None:

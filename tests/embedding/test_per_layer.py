@@ -326,6 +326,17 @@ def test_weights_of_other_sizes_are_an_error(tmp_path: Path) -> None:
         PerLayerEmbedding.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+def test_ids_of_few_bits_read_the_rows_of_the_same_numbers(dtype: torch.dtype) -> None:
+    """torch compares 64 with 258,880 modulo 256, and -1 of bytes is no row."""
+    options: dict[str, Any] = {"num_layers": 2, "width": 3, "d_model": 4}
+    ids = torch.tensor([[1, 64, 100, -1 if dtype.is_signed else 99]])
+    placeholders = PerLayerEmbedding(300_000, padding_idx=299_999, placeholder_ids=(258_880, 1, 65_600), **options)
+    outside = PerLayerEmbedding(258_880, outside_row=258_879, **options)
+    for embedding, read in ((placeholders, ids.abs()), (outside, ids)):
+        assert torch.equal(embedding.rows(read.to(dtype)), embedding.rows(read))
+
+
 def test_wrong_calls_are_errors() -> None:
     embedding, gate = PerLayerEmbedding(11, 2, 4, 8), PerLayerGate(8, 4)
     ids, x = torch.tensor([[1, 2, 3]]), torch.randn(1, 3, 8)

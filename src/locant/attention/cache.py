@@ -30,17 +30,16 @@ from locant.attention.memory import (
     RotatedQueries,
     Values,
     as_bytes,
-    check_lengths,
     new_memory,
     positions_after,
     require_encoding,
-    require_rows,
     zero_slots,
 )
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import changes_cached_keys
+from locant.positions.cached_rows import check_lengths, require_rows
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures, join_fields

@@ -68,6 +68,10 @@ def concatenate(parts: Sequence[AttentionResult], dim: int) -> AttentionResult:
     return AttentionResult(torch.cat(y, dim), *(torch.cat(each, dim) if each else None for each in others))
 
 
+NEEDS_LSE = "the log-sum-exp, which sinks, return_lse=True and encodings with several outputs to merge (PaTH) need"
+"""What some kernels do not return, for their errors."""
+
+
 @dataclass(frozen=True)
 class AttentionInputs:
     """The inputs of a backend, which computes ``softmax(cap(q k^T scale) + bias) v``. `attend` adds sinks later."""
@@ -82,7 +86,7 @@ class AttentionInputs:
     return_weights: bool = False
     softcap: Real | None = None
     needs_lse: bool = False
-    """True if the caller or the sinks need the log-sum-exp."""
+    """True if the caller, the sinks or a merge of several outputs need the log-sum-exp."""
 
     @property
     def num_scores(self) -> int:

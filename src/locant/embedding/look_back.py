@@ -18,6 +18,7 @@ from torch import Tensor
 
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.cached_rows import check_lengths, require_rows
 from locant.positions.documents import PADDING
 from locant.positions.earlier_tokens import require_earlier_tokens
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
@@ -80,23 +81,18 @@ class TokenHistory:
             whole("length", length, 0, 0, remedy="pass 0 for an empty history")
             return
         slots = len(self)
-        lengths = torch.as_tensor(length, device=self._is_real.device)
-        if lengths.is_floating_point() or lengths.ndim > 1 or (lengths.ndim and len(lengths) != len(self._is_real)):
-            got = f"got lengths {tuple(lengths.shape)} of {dtype_name(lengths.dtype)} for {len(self._is_real)} rows"
-            raise ShapeError(got, "pass an integer, or one for each row")
-        low, high = (int(each) for each in lengths.aminmax())
-        if low < 0 or high > slots:
-            got = f"got {low if low < 0 else high} for length, expected 0 to {slots}"
-            raise RangeError(got, "pass a number of slots from 0 to len(history)")
-        is_kept = torch.arange(slots, device=lengths.device) < lengths.expand(len(self._is_real))[:, None]
+        lengths = check_lengths(length, slots, len(self._is_real), self._is_real.device)
+        high = int(lengths.amax())
+        is_kept = torch.arange(slots, device=lengths.device) < lengths[:, None]
         is_real = self._is_real & is_kept
         removed = self._is_real.sum(1) - is_real.sum(1)
-        num_kept = (self._document != PADDING).sum(1) - removed
-        if bool((num_kept < is_real.sum(1).clamp(max=self._reach)).any()):
-            got = f"got {int(removed.max())} tokens to remove, this history can remove {self.spare}"
-            raise RangeError(
-                got, f"use a history with spare={int(removed.max())}, or clear() it and read the row again"
-            )
+        held, all_real = (self._document != PADDING).sum(1), self._is_real.sum(1)
+        removable = torch.where(held >= all_real, all_real, held - self._reach)
+        if (lacking := int((removed - removable).amax())) > 0:
+            row = int((removed - removable).argmax())
+            got = f"got {int(removed[row])} tokens to remove from row {row}, whose history holds {int(removable[row])}"
+            remedy = f"use TokenHistory(spare={self.spare + lacking}), or clear() it and read the row again"
+            raise RangeError(f"{got} tokens that it can remove", remedy)
         source = torch.arange(self._document.shape[1], device=removed.device) - removed[:, None]
         self._document = self._document.gather(1, source.clamp(min=0)).masked_fill(source < 0, PADDING)
         self._values = _take(self._values, source.clamp(min=0))
@@ -106,7 +102,7 @@ class TokenHistory:
         """Keep these rows, in this order, for beam search. Rows may be repeated."""
         if self._values is None or self._document is None or self._is_real is None:
             raise LocantError("got rows to reorder in an empty history", "read the prompt first")
-        rows = rows.to(self._document.device)
+        require_rows(rows, len(self._document), self._document.device)
         self._values, self._document, self._is_real = (
             each.index_select(0, rows) for each in (self._values, self._document, self._is_real)
         )

@@ -32,7 +32,7 @@ from locant.models.architecture import UNKNOWN
 from locant.models.encodings import rotary_from_config
 from locant.models.registry import read_config
 from locant.positions.angles import AngleMode
-from locant.positions.base import PositionEncoding
+from locant.positions.base import PositionEncoding, reads_hidden_states
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
 from locant.probing.addition import addition_report, is_addition
@@ -272,6 +272,9 @@ def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
 def _subject_of(encoding: PositionEncoding) -> Subject:
     subject = find_subject(encoding, {})
     if subject is None:
+        if reads_hidden_states(encoding):
+            got = f"got {encoding!r}, which reads the hidden states of a text, and the probe has none"
+            raise InputError(got, "use an encoding that depends on positions alone, such as locant.Rotary(64)")
         got = f"got {encoding!r}, which does not return {HEADS} heads in the width of its input"
         raise InputError(got, "use an encoding that rotates, such as locant.Rotary(64)")
     return subject
