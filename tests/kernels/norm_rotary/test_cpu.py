@@ -18,6 +18,7 @@ from torch import Tensor
 from locant import HeadNorm
 from locant.kernels import native
 from locant.kernels.norm_rotary import choose_kernel, cpu, reference
+from locant.kernels.rotary.reference import Layout
 from tests.kernels.norm_rotary.norming import gradients, truth
 from tests.kernels.rotary.rotating import far_positions, tables
 from tests.threads import threads
@@ -216,7 +217,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(dtype: torch.dtype) -> N
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())
 
 
-def require_bits_of_reference(q: Tensor, norm: HeadNorm, layout: str) -> None:
+def require_bits_of_reference(q: Tensor, norm: HeadNorm, layout: Layout) -> None:
     """NaN may have any bits."""
     index, of, ours = torch.arange(q.shape[2])[None], tables(q.shape[3]), torch.empty_like(q)
     is_native = choose_kernel(q, index, of, norm).kernel == "native"
@@ -229,7 +230,7 @@ def require_bits_of_reference(q: Tensor, norm: HeadNorm, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [64, 96, 128, 256, 512])
-def test_every_kind_of_bfloat16_number_has_the_bits_of_the_reference(dim: int, layout: str) -> None:
+def test_every_kind_of_bfloat16_number_has_the_bits_of_the_reference(dim: int, layout: Layout) -> None:
     """Zeros of both signs, numbers below the normal range, ties and overflow, in rows and in weights."""
     tokens = 4  # at position 0, a sine of zero leaves the sign of a zero
     bits = torch.randint(0, 0x7F80, (2, 3, tokens, dim)) | torch.randint(2, (2, 3, tokens, dim)) << 15
