@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,22 @@ from typing import Any
 from locant.lab.results import read_recorded
 from locant.positions.registry import encodings
 from locant.report.benchmarks import PLACES, read_benchmarks, table
+from locant.report.sentences import join_and
 
-__all__ = ["ROOT", "benchmarks", "difference", "engines", "recorded", "recorded_names"]
+__all__ = ["ROOT", "TASKS_ALONE", "benchmarks", "difference", "engines", "recorded", "recorded_names"]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = re.compile(r"https?://[^\s()]+")
 
 
+SUITE, TASKS_ALONE = "v1-tiny", "data_dependent"
+"""The comparison on a text and on all tasks, and the one of encodings that depend on the text, on three tasks."""
+
+
 @cache
-def recorded_names() -> frozenset[str]:
-    """Return the encodings that the comparison suite has recorded."""
-    return frozenset(re.split("[+@]", record["encoding"])[0] for record in read_recorded("v1-tiny")["records"])
+def recorded_names(comparison: str = SUITE) -> frozenset[str]:
+    """Return the encodings of a recorded comparison."""
+    return frozenset(re.split("[+@]", record["encoding"])[0] for record in read_recorded(comparison)["records"])
 
 
 def recorded(names: Collection[str] | None = None) -> str:
@@ -33,9 +38,16 @@ def recorded(names: Collection[str] | None = None) -> str:
     'The results have 2 of 34 encodings'
     """
     measured = recorded_names() if names is None else names
-    shown, missing = ([f"`{name}`" for name in encodings() if (name in measured) is there] for there in (True, False))
+    tasks_alone = frozenset() if names else recorded_names(TASKS_ALONE) - recorded_names()
+
+    def listed(wanted: Callable[[str], bool]) -> list[str]:
+        return [f"`{name}`" for name in encodings() if wanted(name)]
+
+    shown = listed(lambda name: name in measured or name in tasks_alone)
+    missing = listed(lambda name: name not in measured and name not in tasks_alone)
+    alone = f" {join_and(listed(tasks_alone.__contains__))} were trained on tasks alone." if tasks_alone else ""
     return (
-        f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}. "
+        f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}.{alone} "
         f"The others are not recorded yet, or are for images or sound: {', '.join(missing)}."
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.real_models.record import describe_versions
 from docs.generator.markdown import picture
 from docs.generator.records import ROOT
 from locant.figures.canvas import SIGNED, THEMES
@@ -39,9 +40,9 @@ def page(folder: Path = RESULTS) -> str:
 def _made(record: Mapping[str, Any]) -> str:
     made, models = record["environment"], record["weights"].values()
     named = "; ".join(f"{each['title']} (`{each['file']}`, sha256 `{each['sha256'][:16]}`)" for each in models)
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     machine = f"{made['cpu_count']} cores ({made['machine']})"
-    return f"`{record['command']}`, {record['seconds'] / 60:.0f} minutes on {machine}; {versions}. {named}."
+    took = f"`{record['command']}`, {record['seconds'] / 60:.0f} minutes on {machine}"
+    return f"{took}; {describe_versions(record)}. {named}."
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[object]]) -> str:

@@ -70,7 +70,8 @@ def is_batched_gradient(grad: Tensor) -> bool:
 
 def is_batched(tensor: Tensor) -> bool:
     """Return whether the tensor is a batch of samples of `torch.func.vmap`, whose values cannot be read."""
-    return any(functorch.is_batchedtensor(layer) for layer in _layers(tensor))
+    is_wrapped = functorch.is_functorch_wrapped_tensor(tensor)
+    return is_wrapped and any(functorch.is_batchedtensor(layer) for layer in _layers(tensor))
 
 
 def hides_gradient(tensor: Tensor) -> bool:
