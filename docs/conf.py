@@ -89,8 +89,11 @@ html_theme_options = {
 
 def setup(app: Sphinx) -> None:
     """Read all pages anew when the package has changed."""
+    from docs.generator.pictures import give_places
+
     app.add_config_value("sources", SOURCES.hexdigest(), "env")
     app.connect("env-before-read-docs", _spread)
+    app.connect("doctree-resolved", give_places)
 
 
 def _spread(app: Sphinx, env: object, names: list[str]) -> None:

@@ -39,10 +39,13 @@ def _show_one_signature(app: object, what: str, name: str, value: object, *other
 
 
 def _show_the_constructor(
-    app: object, what: str, name: str, value: Any, *others: object
+    app: object, what: str, name: str, value: Any, options: object, shown: str | None, returned: str | None
 ) -> tuple[str, str | None] | None:
-    """Return what the constructor of an encoding takes. Otherwise autodoc shows `__new__`, which takes anything."""
+    """Return what the constructor of an encoding takes. Otherwise autodoc shows `__new__`, which takes anything.
+
+    A default that a dataclass makes is written so that Sphinx can read the signature.
+    """
     if what != "class" or not issubclass(value, PositionEncoding):
-        return None
+        return (shown.replace("<factory>", "..."), returned) if shown and "<factory>" in shown else None
     given = signature(value.__init__, bound_method=True)
     return stringify_signature(given, show_return_annotation=False, unqualified_typehints=True), None

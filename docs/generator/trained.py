@@ -116,7 +116,7 @@ def _reading(row: Mapping[str, Any]) -> list[str]:
 def learned_rows(summary: Mapping[str, Any]) -> str:
     """What the rows hold, and the table of similarities with other positions."""
     rows, long = summary["rows"], summary["long texts"]
-    near = ", ".join(f"{by}: {cosine:.2f}" for by, cosine in rows["similarity"].items())
+    near = ", ".join(f"{by}: {cosine:.2f}".replace("-", "−") for by, cosine in rows["similarity"].items())
     dimensions = ", ".join(f"{share} of the variance in {count}" for share, count in rows["dimensions"].items())
     said = (
         f"The table has {rows['rows']} rows of {rows['width']} numbers. For {rows['nearest_is_neighbour']:.1%} of the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import pydoc
@@ -24,6 +25,7 @@ from docs.generator.models import families
 from docs.generator.models_table import COLUMNS, row_of
 from locant import KVCache
 from locant.attention import PagedKVCache, StaticKVCache
+from locant.models.architecture import Architecture
 from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
@@ -107,15 +109,21 @@ def test_a_function_with_overloads_has_one_signature() -> None:
 @pytest.mark.parametrize("kind", encodings().values())
 def test_an_encoding_has_the_signature_of_its_constructor(kind: type[PositionEncoding]) -> None:
     """Its `__new__`, which autodoc would show, takes anything."""
-    shown, returned = _show_the_constructor(None, "class", kind.__name__, kind) or ("", "")
+    shown, returned = _show_the_constructor(None, "class", kind.__name__, kind, None, None, None) or ("", "")
     assert re.findall(r"(\w+):", shown) == [*inspect.signature(kind.__init__).parameters][1:]
     assert returned is None
     assert "arguments" in str(inspect.signature(kind.__new__))
 
 
 def test_other_classes_keep_their_signature() -> None:
-    assert _show_the_constructor(None, "class", "KVCache", KVCache) is None
-    assert _show_the_constructor(None, "method", "rotate", locant.Rotary.rotate) is None
+    assert _show_the_constructor(None, "class", "KVCache", KVCache, None, "(max_len: int)", None) is None
+    assert _show_the_constructor(None, "method", "rotate", locant.Rotary.rotate, None, "(q, k)", None) is None
+
+
+def test_a_default_that_a_dataclass_makes_is_one_that_sphinx_reads() -> None:
+    shown = _show_the_constructor(None, "class", "Architecture", Architecture, None, "(keys: dict = <factory>)", None)
+    assert shown == ("(keys: dict = ...)", None)
+    ast.parse(f"def constructor{shown[0]}: pass")
 
 
 def test_the_api_shows_no_constant_of_a_cache() -> None:

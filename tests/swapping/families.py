@@ -226,7 +226,7 @@ def _has(config: Any, key: str) -> bool:
 
 # ---------------------------------------------------------------------- what becomes of each
 
-SAME = "same bits"
+SAME, SHORT = "same bits", "✓"
 BEYOND = (SIZES["sliding_window"] + 1, SIZES["max_position_embeddings"] + 12)
 """Lengths behind every one that the configurations name; `scaled` models name more."""
 LONG = Path(__file__).with_name("compiled_and_sharded.json")
@@ -301,8 +301,9 @@ This page covers every class of `transformers` {version} for causal and masked l
 sequence-to-sequence classes that learn a bias in their attention as T5 does (ByT5 uses T5's class). Each model is
 built tiny from its configuration, with random weights.
 
-- *Same bits*: with `locant.swap(model, angles="float32")` the logits are finite and bit for bit equal to the original.
-  They are compared at 12 tokens, beyond the model's window, and beyond the longest sequence of its configuration.
+- *Same bits* (✓): with `locant.swap(model, angles="float32")` the logits are finite and bit for bit equal to the
+  original. They are compared at 12 tokens, beyond the model's window, and beyond the longest sequence of its
+  configuration.
 - *Refused*: `swap` raises an error that states the reason, and changes nothing.
 - *Not built*: the class could not be built that small, or does not run on token ids alone, so it was not tested.
 
@@ -366,7 +367,7 @@ def page(outcomes: Mapping[Family, Outcome]) -> str:
 
 
 def _lines(rows: Iterable[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join(f"| {' | '.join(SHORT if cell == SAME else cell for cell in row)} |\n" for row in rows)
 
 
 def cells(family: Family, told: Outcome) -> tuple[str, ...]:
