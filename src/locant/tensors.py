@@ -66,6 +66,14 @@ def require_tensor(name: str, x: Any) -> None:
         raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.as_tensor({name})")
 
 
+def require_dtype(name: str, x: Tensor, weight: Tensor, owner: str) -> None:
+    """Raise unless `x` has the dtype of the weight of `owner`, or autocast converts it. Quantised weights have none."""
+    differs = x.dtype != weight.dtype and weight.dtype in FLOATING
+    if differs and not torch.is_autocast_enabled(x.device.type):
+        got = f"got {name} of dtype {dtype_name(x.dtype)}, the weights of {owner} have {dtype_name(weight.dtype)}"
+        raise ShapeError(got, f"{name}.to({weight.dtype}), or torch.autocast")
+
+
 def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dtype:
     """Return the torch dtype with this name. Raise `RangeError` if it is not allowed.
 

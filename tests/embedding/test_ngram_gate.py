@@ -112,6 +112,8 @@ def test_what_does_not_fit_is_an_error() -> None:
         GATE(hidden[..., :4], rows)
     with refuses(ShapeError, "a last dimension of 6"):
         GATE(hidden, rows[..., :4])
+    with refuses(ShapeError, "rows of dtype bfloat16", "NGramGate have float32"):
+        GATE(hidden, rows.bfloat16())
     with refuses(LocantError, "from position 3"):
         GATE(hidden, rows, Positions.after(3, 5))
     with refuses(InputError, "at its input"):

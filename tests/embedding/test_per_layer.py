@@ -351,6 +351,10 @@ def test_wrong_calls_are_errors() -> None:
         embedding(ids, x.bfloat16())
     with refuses(ShapeError, "part", "(1, 3, 4)", "parts[:, :, layer]"):
         gate(x, embedding(ids, x))
+    part = embedding(ids, x)[:, :, 0]
+    for wrong in ((x.bfloat16(), part), (x, part.bfloat16())):
+        with refuses(ShapeError, "of dtype bfloat16", "PerLayerGate have float32"):
+            gate(*wrong)
     with refuses(InputError, "without a table"):
         PerLayerEmbedding(None, 2, 4, 8).rows(ids)
     with refuses(RangeError, "padding_idx without a table"):

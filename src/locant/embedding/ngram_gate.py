@@ -25,6 +25,7 @@ from locant.arguments import MAX_WIDTH, Real, flag, real, shape_error, whole
 from locant.embedding.look_back import TokenHistory, look_back, resolve_documents
 from locant.positions.documents import PADDING
 from locant.positions.positions import OptionalPositions
+from locant.tensors import require_dtype
 
 LEAST = 1e-6
 """The least size of a score before the square root, whose gradient is infinite at 0."""
@@ -127,6 +128,7 @@ class NGramGate(nn.Module):
             raise shape_error("hidden", hidden, expected, "hidden.flatten(-2) for streams in a dimension of their own")
         if rows.shape[-1] != self.rows_width:
             raise shape_error("rows", rows, f"a last dimension of {self.rows_width}", "embedding(ids, positions)")
+        require_dtype("rows", rows, self.key.weight, "NGramGate")
         document = resolve_documents(
             hidden, positions, history, "hidden", "the convolution of NGramGate", matter=self.kernel_size > 1
         )

@@ -32,8 +32,7 @@ from locant.embedding.table import Ids, Table, as_int64, ids_on_device, rows_of
 from locant.embedding.table_file import TableFile
 from locant.embedding.token import factor_of, round_factor
 from locant.errors import InputError, RangeError, ShapeError
-from locant.spelling import dtype_name
-from locant.tensors import require_tensor
+from locant.tensors import require_dtype, require_tensor
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "silu": F.silu, "relu": F.relu,
@@ -195,10 +194,7 @@ class PerLayerEmbedding(DeferredErrorModule):
         require_tensor("hidden", hidden)
         if hidden.ndim != 3 or hidden.shape[-1] != self.d_model:
             raise shape_error("hidden", hidden, f"(batch, seq, {self.d_model})", "pass the token embedding of the ids")
-        dtype = self.projection.weight.dtype
-        if hidden.dtype != dtype and not torch.is_autocast_enabled(hidden.device.type):
-            got = f"got embeddings of dtype {dtype_name(hidden.dtype)}, the projection is {dtype_name(dtype)}"
-            raise ShapeError(got, f"hidden.to({dtype}), or torch.autocast")
+        require_dtype("hidden", hidden, self.projection.weight, "PerLayerEmbedding")
         projected = self.projection(hidden) * self._factor(self.d_model**-0.5, hidden.dtype)
         projected = _rms_norm(projected.unflatten(-1, (self.num_layers, self.width)), self.norm, self.eps)
         if ids is None or self.weight is None:
@@ -321,6 +317,8 @@ class PerLayerGate(nn.Module):
             raise shape_error("hidden", hidden, f"a last dimension of {self.d_model}", "use the model's hidden state")
         if part.shape != (expected := (*hidden.shape[:-1], self.width)):
             raise shape_error("part", part, str(expected), "pass the part of one layer, parts[:, :, layer]")
+        for name, x in (("hidden", hidden), ("part", part)):
+            require_dtype(name, x, self.gate.weight, "PerLayerGate")
         gated = ACTIVATIONS[self.activation](self.gate(hidden)) * part
         return _rms_norm(self.projection(gated), self.norm, self.eps)
 
