@@ -118,7 +118,7 @@ def write_gguf(
         weights: whether to write tensors.
     """
     config: Any = model.config
-    kind = ARCHITECTURES.get(config.model_type, config.model_type)
+    kind = ARCHITECTURES.get(config.model_type, str(config.model_type))
     architecture = architecture or kind
     writer = gguf.GGUFWriter(path, architecture)
     _add_sizes(writer, config, kind)
@@ -148,7 +148,7 @@ def write_per_layer_tables(model: PreTrainedModel, path: Path, **options: Any) -
 
     The converter of llama.cpp adds nothing to the norms of Gemma 3n and Gemma 4.
     """
-    names = _names(model, ARCHITECTURES[model.config.model_type])
+    names = _names(model, ARCHITECTURES[str(model.config.model_type)])
     tensors = {}
     for name, parameter in model.named_parameters():
         module, _, part = name.rpartition(".")

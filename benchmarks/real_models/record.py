@@ -150,7 +150,8 @@ class Record:
         self._write()
 
     def _write(self) -> None:
-        head = {**self.head, "environment": self._environment or environment(), "seconds": self.seconds}
+        head: dict[str, Any] = {**self.head, "environment": self._environment or environment()}
+        head["seconds"] = self.seconds
         if any("earlier" in row for row in self._measured.values()):
             head["earlier"] = self._earlier
         parts = [json.dumps(head, indent=1).removesuffix("\n}")]

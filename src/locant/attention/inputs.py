@@ -69,7 +69,7 @@ def concatenate(parts: Sequence[AttentionResult], dim: int) -> AttentionResult:
 
 
 NEEDS_LSE = "the log-sum-exp, which sinks, return_lse=True and encodings with several outputs to merge (PaTH) need"
-"""What some kernels do not return, for their errors."""
+"""The results that some kernels do not return, in words for their errors."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class AttentionPoint:
     previous: str
     own_bias: T5BiasWithoutTable | None = None
     has_plain_softmax: bool = field(init=False, default=False)
-    """Whether the module's attention is sdpa without sinks."""
+    """True if the module's attention is sdpa without sinks."""
 
     def attach(self, module: nn.Module, undo: ExitStack) -> None:
         """Store this object in an attention module, so that our attention function finds it."""
