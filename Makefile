@@ -76,7 +76,7 @@ suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature chec
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(PYTEST) -q -m 'slow and not sweep' --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
 
-sweep: $(VENV)/dev.stamp ## all of what test-slow has a part of: every model class of transformers, character, ...
+sweep: $(VENV)/dev.stamp ## in full, the tests that test-slow runs in part: every model class of transformers, ...
 	@$(PYTEST) -q -m sweep $(call MARKED,sweep)
 
 VERSIONS ?= newest oldest

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.util.parallel import make_chunks
 
 # One thread for each notebook: several run at a time, their models are small, and threads would wait for threads.
 # Before torch is imported, which happens with the classes of locant.
@@ -17,9 +18,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))  # so that extensions are found as docs.generator
 
-SOURCES = hashlib.sha256(
-    b"".join(file.read_bytes() for file in sorted((ROOT / "src").rglob("*.py*")) if file.is_file())
-)
+SOURCES = hashlib.sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "src").rglob("*.py"))))
 
 project = "locant"
 version = release = __version__
@@ -48,6 +47,7 @@ nb_execution_mode = "force"  # whenever a page is read: jupyter-cache is not mad
 nb_execution_timeout = 600  # of one cell, on a busy machine
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 nb_ipywidgets_js = {}  # they would be fetched from another machine
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # which are widgets, where ipywidgets is installed
 nb_render_markdown_format = "myst"
@@ -73,7 +73,10 @@ WIDE = (
     "reference/gallery", "reference/models/all", "results/index",
 )  # fmt: skip
 html_sidebars = {page: [] for page in WIDE}
-TABLES = ("reference/models/all", "guides/conventions", "guides/diffusers", "guides/swapped-models")
+TABLES = (
+    "reference/models/all", "guides/conventions", "guides/diffusers", "guides/swapped-models", "guides/engines",
+    "guides/trained-models", "guides/position-bugs",
+)  # fmt: skip
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
@@ -86,10 +89,14 @@ html_theme_options = {
 
 def setup(app: Sphinx) -> None:
     """Read all pages anew when the package has changed."""
+    from docs.generator.pictures import give_places
+
     app.add_config_value("sources", SOURCES.hexdigest(), "env")
     app.connect("env-before-read-docs", _spread)
+    app.connect("doctree-resolved", give_places)
 
 
 def _spread(app: Sphinx, env: object, names: list[str]) -> None:
-    """A process reads neighbours one after another: the notebooks that train models are parted."""
-    names[:] = [name for start in range(10) for name in names[start::10]]
+    """A process reads a chunk of neighbours: the notebooks that train models come into different chunks."""
+    count = len(make_chunks(names, app.parallel))
+    names[:] = [name for start in range(count) for name in names[start::count]]

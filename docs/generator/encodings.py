@@ -7,7 +7,7 @@ from typing import Any
 import locant
 from docs.generator.markdown import linked_papers, opening, picture, table
 from docs.generator.models import presets_of
-from docs.generator.records import recorded_names
+from docs.generator.records import TASKS_ALONE, recorded_names
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import KINDS, SCALINGS, Scaling, Unscaled
 from locant.report.explain import METHODS
@@ -123,8 +123,11 @@ LESSONS = {"embed": "addition", "rotate": "rotation", "bias": "biases"}
 def _links(name: str, kind: type[PositionEncoding]) -> str:
     """The lesson of an encoding with its live figure, its measured results, and the models that have it."""
     lesson = next((LESSONS[method] for method in kind.methods() if method in LESSONS), "addition")
-    is_recorded = name in recorded_names()
-    results = "[losses and tasks beyond the trained length](#results)" if is_recorded else "not recorded yet"
+    results = "not recorded yet"
+    if name in recorded_names():
+        results = "[losses and tasks beyond the trained length](#results)"
+    elif name in recorded_names(TASKS_ALONE):
+        results = "[tasks beyond the trained length](#results-text-dependent)"
     return _see_also(lesson, f"{results}, and [what papers claim](#published)")
 
 

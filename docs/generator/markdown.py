@@ -12,10 +12,10 @@ __all__ = ["card", "index", "linked_papers", "markdown", "opening", "picture", "
 def markdown(docstring: str) -> str:
     """The words of a docstring, which is written for autodoc, in Markdown.
 
-    >>> markdown("``rope_theta`` of `Rotary` is a formula")
-    '`rope_theta` of `Rotary` is a formula'
+    >>> markdown("``rope_theta`` of `Rotary` is in :math:`x^2`")
+    '`rope_theta` of `Rotary` is in {math}`x^2`'
     """
-    return re.sub(r"``(.+?)``", r"`\1`", docstring)
+    return re.sub(r"``(.+?)``", r"`\1`", re.sub(r":math:(?=`[^`])", "{math}", docstring))
 
 
 def summary(described: object) -> str:

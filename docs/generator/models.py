@@ -101,8 +101,7 @@ def _example(module: ModuleType) -> tuple[str, str, Mapping[str, Any]]:
         made = f'from locant.models.registry import presets\n\nconfig = presets()["{preset}"]  # or a config.json, read'
         return preset, made, presets()[preset]
     sizes = {"model_type": next(iter(module.ARCHITECTURES)), "hidden_size": 4096, "num_attention_heads": 32}
-    written = json.dumps(sizes)
-    made = f"from locant.models import with_defaults\n\nconfig = with_defaults({written})"
+    made = f"from locant.models import with_defaults\n\nsizes = {json.dumps(sizes)}\nconfig = with_defaults(sizes)"
     return "config.json", made, with_defaults(sizes)
 
 

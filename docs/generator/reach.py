@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.real_models.record import read
-from locant.report.sentences import join_and
+from benchmarks.real_models.record import describe_versions, read
+from locant.report.sentences import join_and, signed
 
 __all__ = ["advice", "how_far", "reused_keys"]
 
@@ -51,16 +51,7 @@ def _change(difference: Mapping[str, Any] | None) -> str:
     if difference is None:
         return "–"
     interval = difference["interval"]
-    return _signed(difference["mean"]) + (f" ({_signed(interval[0])} to {_signed(interval[1])})" if interval else "")
-
-
-def _signed(value: float) -> str:
-    """Return a change of the loss with its sign.
-
-    >>> _signed(-0.0617), _signed(-0.0002)
-    ('-0.062', '0.000')
-    """
-    return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
+    return signed(difference["mean"]) + (f" ({signed(interval[0])} to {signed(interval[1])})" if interval else "")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -95,9 +86,9 @@ def advice(summary: Mapping[str, Any]) -> list[str]:
 def _within(trained: int, rows: Mapping[str, Any], ways: Sequence[str]) -> str:
     costs = {way: rows[way]["cost_within"] for way in ways}
     better = [way for way, cost in costs.items() if cost["interval"] and cost["interval"][1] < -MATTERS / 2]
-    changes = join_and([f"{_signed(cost['mean'])} with {name(way)}" for way, cost in costs.items()])
+    changes = join_and([f"{signed(cost['mean'])} with {name(way)}" for way, cost in costs.items()])
     recipe = f"use {name(better[0])}" if better else "keep the model's own positions"
-    return f"Up to {_number(trained)} tokens, {recipe}: the loss changes by {changes} nats per token."
+    return f"Up to {_number(trained)} tokens, {recipe}: the loss per token changes by {changes} (in nats)."
 
 
 def _beyond(trained: int, longest: int, rows: Mapping[str, Any], best: str) -> str:
@@ -234,11 +225,10 @@ def _angles(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _method(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     [weights] = record["weights"].values()
-    versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items() if version)
     trained = _number(summary["trained"])
     model = f"{weights['title']}, trained to {trained} tokens, {weights['file']} (sha256 `{weights['sha256'][:16]}…`)"
     took = f"`{record['command']}` took {record['seconds'] / 60:.0f} minutes"
-    lines = [f"Model: {model}, read in float32 with {versions}. {took}."]
+    lines = [f"Model: {model}, read in float32 with {describe_versions(record)}. {took}."]
     if summary["search"]:
         lines.append(f"LongRoPE: {summary['search']}.")
     if summary["checks"]:
@@ -295,10 +285,10 @@ def _said(summary: Mapping[str, Any]) -> str:
     worth = without["rise"]
     kept = f"{100 * (1 - moved['rise'] / worth):.0f} % of what the chunk is worth" if worth > 0 else "nothing"
     return (
-        f"Moved by {_number(int(longest))} positions, a chunk costs {moved['rise']:+.3f} nats per token against "
+        f"Moved by {_number(int(longest))} positions, a chunk costs {signed(moved['rise'])} nats per token against "
         f"reading anew, and {moved['found']} of {moved['asked']} numbers are found instead of {anew['found']}. Left at "
-        f"its old positions it costs {naive['rise']:+.3f}, with {naive['found']} numbers. Without the chunk it is "
-        f"{worth:+.3f}, so moving keeps {kept}."
+        f"its old positions it costs {signed(naive['rise'])}, with {naive['found']} numbers. Without the chunk it is "
+        f"{signed(worth)}, so moving keeps {kept}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,22 @@ from typing import Any
 from locant.lab.results import read_recorded
 from locant.positions.registry import encodings
 from locant.report.benchmarks import PLACES, read_benchmarks, table
+from locant.report.sentences import join_and
 
-__all__ = ["ROOT", "benchmarks", "difference", "engines", "recorded", "recorded_names"]
+__all__ = ["ROOT", "TASKS_ALONE", "benchmarks", "difference", "engines", "recorded", "recorded_names"]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = re.compile(r"https?://[^\s()]+")
 
 
+SUITE, TASKS_ALONE = "v1-tiny", "data_dependent"
+"""The comparison on a text and on all tasks, and the one of encodings that depend on the text, on three tasks."""
+
+
 @cache
-def recorded_names() -> frozenset[str]:
-    """Return the encodings that the comparison suite has recorded."""
-    return frozenset(re.split("[+@]", record["encoding"])[0] for record in read_recorded("v1-tiny")["records"])
+def recorded_names(comparison: str = SUITE) -> frozenset[str]:
+    """Return the encodings of a recorded comparison."""
+    return frozenset(re.split("[+@]", record["encoding"])[0] for record in read_recorded(comparison)["records"])
 
 
 def recorded(names: Collection[str] | None = None) -> str:
@@ -33,9 +38,16 @@ def recorded(names: Collection[str] | None = None) -> str:
     'The results have 2 of 34 encodings'
     """
     measured = recorded_names() if names is None else names
-    shown, missing = ([f"`{name}`" for name in encodings() if (name in measured) is there] for there in (True, False))
+    tasks_alone = frozenset() if names else recorded_names(TASKS_ALONE) - recorded_names()
+
+    def listed(wanted: Callable[[str], bool]) -> list[str]:
+        return [f"`{name}`" for name in encodings() if wanted(name)]
+
+    shown = listed(lambda name: name in measured or name in tasks_alone)
+    missing = listed(lambda name: name not in measured and name not in tasks_alone)
+    alone = f" {join_and(listed(tasks_alone.__contains__))} were trained on tasks alone." if tasks_alone else ""
     return (
-        f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}. "
+        f"The results have {len(shown)} of {len(encodings())} encodings: {', '.join(shown)}.{alone} "
         f"The others are not recorded yet, or are for images or sound: {', '.join(missing)}."
     )
 
@@ -48,35 +60,51 @@ def benchmarks() -> str:
 
 
 def engines(record: dict[str, Any] | None = None) -> str:
-    """The table of engines: a row for each, with what was measured in it, how to repeat that, and what it cannot do.
+    """The table of engines: a row for each, with what was measured in it, the command for that, and what it cannot do.
 
     >>> row = {"engine": "One", "version": "1.2", "subject": "a layer", "difference": 2.4e-7, "unit": "absolute"}
     >>> part = {"measured": "2026-11-24", "rows": [row | {"command": "make engines"}], "cannot": {"One": ["sing"]}}
     >>> print(engines({"one": part}).partition("not supported")[2].strip())
     * - One 1.2 (2026-11-24)
-      - a layer: 2.4e-07 absolute
-      - `make engines`
+      - - a layer: 2.4e-07 absolute
+        - `make engines`
       - sing
     :::
     """
     if record is None:
         record = json.loads((ROOT / "benchmarks" / "results" / "engines.json").read_text(encoding="utf-8"))
-    lines = [":::{list-table}\n:header-rows: 1\n", "* - engine\n  - largest difference\n  - command\n  - not supported"]
+    lines = [
+        ":::{list-table}\n:header-rows: 1\n",
+        "* - engine\n  - largest difference, and its test\n  - not supported",
+    ]
     late = []
     for name, part in record.items():
         for engine in dict.fromkeys([*(row["engine"] for row in part["rows"]), *part["cannot"]]):
             rows = [row for row in part["rows"] if row["engine"] == engine]
+            commands = [f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows)]
+            cannot = part["cannot"].get(engine, [])
             lines.extend(
                 _row(
                     f"{' '.join([engine, *dict.fromkeys(row['version'] for row in rows)])} ({part['measured']})",
-                    [f"{row['subject']}: {difference(row)}{_own_day(row)}" for row in rows],
-                    [f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows)],
-                    [re.sub(ADDRESS, r"[source](\g<0>)", each) for each in part["cannot"].get(engine, [])],
+                    [f"{row['subject']}: {difference(row)}{_own_day(row)}" for row in rows] + commands,
+                    [re.sub(ADDRESS, r"[source](\g<0>)", _without_test(each, commands)) for each in cannot],
                 )
             )
         if "not_repeated" in part:
             late.append(f"\nNot measured again: {name} ({part['not_repeated']}).")
     return "\n".join([*lines, ":::", *late])
+
+
+def _without_test(statement: str, commands: Collection[str]) -> str:
+    """Return a statement without the file of its test if a command beside it names that file.
+
+    >>> _without_test("sing (tests/a.py)", ["`pytest tests/a.py`"]), _without_test("sing (tests/b.py)", ["`make b`"])
+    ('sing', 'sing (`tests/b.py`)')
+    """
+    told, _, file = statement.removesuffix(")").rpartition(" (")
+    if not told or file.startswith("https://"):
+        return statement
+    return told if f"`pytest {file}`" in commands else f"{told} (`{file}`)"
 
 
 def _own_day(row: dict[str, Any]) -> str:
@@ -111,7 +139,7 @@ def _part(device: str, name: str, part: dict[str, Any]) -> str:
     made = part["environment"]
     machine = f"{made['cpu_count']} cores ({made['machine']}), {made['system']}"
     versions = f"torch {made['torch']} with {made['torch_threads']} threads, Python {made['python']}"
-    return f"""## {name} on {device}
+    return f"""## {name.replace("_", " ").capitalize()} on {"a CPU" if device == "cpu" else device}
 
 {_day(device)}{machine}; {versions}; locant {made["locant"]}.
 
@@ -120,6 +148,7 @@ def _part(device: str, name: str, part: dict[str, Any]) -> str:
 ```"""
 
 
+@cache
 def _day(device: str) -> str:
     """When the file was recorded, where git knows."""
     file = next(place / f"{device}.json" for place in PLACES if (place / f"{device}.json").is_file())

@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import locant
-from docs.generator import known_bugs, losses, speed
+from docs.generator import explorer, known_bugs, losses, speed
 from docs.generator.api import api_pages
 from docs.generator.citation import citation
+from docs.generator.colours import in_each_theme
 from docs.generator.command_line import command_line
 from docs.generator.encodings import encoding_page, plot_scaling, question, scaling_page, scalings, title
 from docs.generator.markdown import card, index, summary
@@ -31,15 +33,13 @@ from docs.generator.real_models import position_bugs
 from docs.generator.records import benchmarks, engines, recorded
 from docs.generator.trained import page as trained_models
 from docs.generator.trained import pictures as pictures_of_trained_models
-from locant.figures.canvas import save
+from locant.figures.canvas import THEMES
 from locant.positions.registry import encodings
 
 __all__ = ["pages", "pictures", "setup"]
 
 MEASURED = {"models/all.md": models_table}
 """Pages that take seconds, since they build what `transformers` has."""
-
-THEMES = ("light", "dark")
 
 SCALINGS_WORDS = """\
 Scalings extend the context of [Rotary](#encoding-rotary) by changing its frequencies. Each is a pure function of its
@@ -77,6 +77,7 @@ def pages() -> dict[str, str]:
         "benchmarks.txt": benchmarks(),
         "engines.txt": engines(),
         **speed.parts(),
+        **explorer.parts(),
         "how_far.txt": how_far(),
         "reused_keys.txt": reused_keys(),
         "position_bugs.txt": position_bugs(),
@@ -109,17 +110,28 @@ def write(folder: Path, workers: int = 1) -> None:
         if file.relative_to(folder).as_posix() not in written:
             file.unlink()
     changed = max(file.stat().st_mtime for file in Path(locant.__file__).parent.rglob("*.py"))
-    files = {folder / "pictures" / f"{path}-{theme}.svg": (path, theme) for path in pictures() for theme in THEMES}
-    stale = {file: of for file, of in files.items() if not file.is_file() or file.stat().st_mtime <= changed}
+    stems = {path: folder / "pictures" / path for path in pictures()}
+    stale = {path: stem for path, stem in stems.items() if _drawn_at(stem) <= changed}
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
         list(pool.map(_draw, stale, stale.values()))
 
 
-def _draw(file: Path, picture: tuple[str, str]) -> None:
-    path, theme = picture
-    logging.getLogger(__name__).info("drawing %s", file.name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save(pictures()[path](theme=theme), file)
+def _files(stem: Path) -> dict[str, Path]:
+    """Return the file of a picture in each theme."""
+    return {theme: stem.with_name(f"{stem.name}-{theme}.svg") for theme in THEMES}
+
+
+def _drawn_at(stem: Path) -> float:
+    return min(file.stat().st_mtime if file.is_file() else 0.0 for file in _files(stem).values())
+
+
+def _draw(path: str, stem: Path) -> None:
+    logging.getLogger(__name__).info("drawing %s", path)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)  # tables of a family's encoding are drawn as they are made
+    drawn = in_each_theme(pictures()[path])
+    for theme, file in _files(stem).items():
+        file.write_text(drawn[theme], encoding="utf-8")
 
 
 def _indexes() -> dict[str, str]:

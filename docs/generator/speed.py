@@ -8,7 +8,7 @@ from typing import Any
 from locant.report.benchmarks import read_benchmarks
 
 __all__ = [
-    "attention_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "table_file_cost",
+    "attention_cost", "explorer_cost", "model_cost", "parts", "prepare_speed", "rotation_cost", "table_file_cost",
     "text_dependent_cost", "worker_cost",
 ]  # fmt: skip
 
@@ -34,6 +34,7 @@ def parts() -> dict[str, str]:
         model_cost,
         table_file_cost,
         text_dependent_cost,
+        explorer_cost,
     )
     return {f"speed/{function.__name__}.txt": function(record) for function in functions}
 
@@ -169,6 +170,29 @@ def text_dependent_cost(record: Record) -> str:
         f"times for one more token. To rotate the queries and keys of such a prompt, Selective RoPE takes "
         f"{_times(ours[1])} times as long as rotary positions ({_times(to_theirs[1])} times as long as the authors' "
         f"operations in float32), and {_times(ours[0])} times ({_times(to_theirs[0])}) for one more token."
+    )
+
+
+def explorer_cost(record: Record) -> str:
+    """Return how long a visitor of the explorer waits for a first picture, and after a slider was moved.
+
+    >>> question, screens = "A slider's answer on the page", (("rows", 28.9), ("compare", 77.5))
+    >>> rows = [{"question": question, "contender": screen, "milliseconds": time} for screen, time in screens]
+    >>> rows += [row | {"question": "The first picture on the page", "milliseconds": 500.0} for row in rows]
+    >>> print(explorer_cost({"explore": {"environment": MACHINE, "rows": rows}}).partition(") ")[2])
+    a screen shows its first picture within 0.5 s. A moved slider is answered in 29 ms (rows) to 78 ms (compare).
+    """
+    first, moved = (
+        sorted(_rows(record, "explore", start).items(), key=lambda row: row[1]["milliseconds"])
+        for start in ("The first picture on", "A slider's answer on")
+    )
+    if not first or not moved:
+        return _missing("explore")
+    (fast, least), (slow, most) = moved[0], moved[-1]
+    return (
+        f"On {_machine(record, 'explore')} a screen shows its first picture within "
+        f"{first[-1][1]['milliseconds'] / 1000:.1f} s. A moved slider is answered in {least['milliseconds']:.0f} ms "
+        f"({fast}) to {most['milliseconds']:.0f} ms ({slow})."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.real_models.record import describe_versions
 from docs.generator.markdown import picture
 from docs.generator.records import ROOT
 from locant.figures.canvas import SIGNED, THEMES
@@ -18,7 +19,7 @@ from locant.figures.canvas import SIGNED, THEMES
 __all__ = ["audits", "draw_learned_rows", "engine_file", "learned_rows", "page", "pictures"]
 
 RESULTS = ROOT / "benchmarks" / "results" / "real_models"
-SHOWN = 3
+SHOWN = 2
 """The largest number of readings in a cell."""
 
 
@@ -39,9 +40,9 @@ def page(folder: Path = RESULTS) -> str:
 def _made(record: Mapping[str, Any]) -> str:
     made, models = record["environment"], record["weights"].values()
     named = "; ".join(f"{each['title']} (`{each['file']}`, sha256 `{each['sha256'][:16]}`)" for each in models)
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     machine = f"{made['cpu_count']} cores ({made['machine']})"
-    return f"`{record['command']}`, {record['seconds'] / 60:.0f} minutes on {machine}; {versions}. {named}."
+    took = f"`{record['command']}`, {record['seconds'] / 60:.0f} minutes on {machine}"
+    return f"{took}; {describe_versions(record)}. {named}."
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[object]]) -> str:
@@ -63,7 +64,8 @@ def audits(summary: Mapping[str, Any]) -> str:
     told += f", and {counts['found among others']} among readings within noise. It misses {counts['missed']}."
     if summary["checks"]:
         largest = max(each["difference"] for each in summary["checks"].values())
-        told += f" `transformers` alone computes the same losses (largest difference {largest:.5f} nats)."
+        size = f"{largest:.5f}" if largest >= 1e-5 else "below 0.00001"
+        told += f" `transformers` alone computes the same losses (largest difference {size} nats)."
     head = "model", "the copy claims", "outcome", "best reading", "within noise", "nats gained", "windows", "seconds"
     lines = (
         [
@@ -79,8 +81,8 @@ def audits(summary: Mapping[str, Any]) -> str:
 def _shorten(readings: Sequence[str]) -> str:
     """Join readings. Of more than `SHOWN` name the first ones.
 
-    >>> _shorten(["a", "b", "c"]), _shorten(["a", "b", "c", "d"])
-    ('a; b; c', 'a; b; and 2 others')
+    >>> _shorten(["a", "b"]), _shorten(["a", "b", "c"])
+    ('a; b', 'a; and 2 others')
     """
     if len(readings) <= SHOWN:
         return "; ".join(readings)
@@ -104,6 +106,7 @@ def _reading(row: Mapping[str, Any]) -> list[str]:
     if "cost" in row:
         by_position = ", ".join(f"{begin:,}–{end:,}: {cost:+.2f}" for begin, end, cost in row["cost_by_position"])
         costs = f"{row['cost']:+.3f}" + (f" ({by_position})" if len(row["cost_by_position"]) > 1 else "")
+        costs = costs.replace("-", "−")
     return [
         row["model"], f"{row['length']:,}", said, f"{row['loss']:.4f}", f"{second['loss']:.4f}" if second else "–",
         f"{second['difference']['mean']:.3f}" if second else "–", costs,
@@ -113,7 +116,7 @@ def _reading(row: Mapping[str, Any]) -> list[str]:
 def learned_rows(summary: Mapping[str, Any]) -> str:
     """What the rows hold, and the table of similarities with other positions."""
     rows, long = summary["rows"], summary["long texts"]
-    near = ", ".join(f"{by}: {cosine:.2f}" for by, cosine in rows["similarity"].items())
+    near = ", ".join(f"{by}: {cosine:.2f}".replace("-", "−") for by, cosine in rows["similarity"].items())
     dimensions = ", ".join(f"{share} of the variance in {count}" for share, count in rows["dimensions"].items())
     said = (
         f"The table has {rows['rows']} rows of {rows['width']} numbers. For {rows['nearest_is_neighbour']:.1%} of the "

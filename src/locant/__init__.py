@@ -29,10 +29,10 @@ def __getattr__(name: str) -> object:
 
         kind = find_class(name)
         if kind is None and (several := meanings(name)):
-            meant = " or ".join(f"locant.{each.__name__}" for each in several)
-            raise AttributeError(f"locant has no {name}; use {meant}", name=name, obj=error.obj) from None
+            candidates = " or ".join(f"locant.{each.__name__}" for each in several)
+            raise AttributeError(f"locant has no {name}; use {candidates}", name=name, obj=error.obj) from None
         if kind is None:
             raise
-        own = "locant" if kind.__name__ in __all__ else "locant.scaling"
-        module = own if own == "locant" or hasattr(scaling, kind.__name__) else kind.__module__
+        package = "locant" if kind.__name__ in __all__ else "locant.scaling"
+        module = package if package == "locant" or hasattr(scaling, kind.__name__) else kind.__module__
         raise AttributeError(f"locant has no {name}; use {module}.{kind.__name__}", name=name, obj=error.obj) from None

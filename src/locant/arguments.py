@@ -31,7 +31,7 @@ FINITE = 3.4028235e38
 
 def whole(name: str, value: Any, low: int, high: int | None = MAX_INT32, *, even: bool = False, remedy: str) -> int:
     """Return an integer from `low` to `high`. ``high=None`` sets no limit."""
-    number = _integer(value)
+    number = value if type(value) is int else _integer(value)
     if number is None or number < low:
         raise RangeError(f"got {short_repr(value)} for {name}, expected an integer of {low} or more", remedy)
     if high is not None and number > high:
@@ -52,7 +52,7 @@ def real(
     remedy: str,
 ) -> Real:
     """Return a number that is finite in float32, from `low` to `high`, greater than `above` and less than `below`."""
-    number = _float(value)
+    number = value if type(value) is float else _float(value)
     if number is None or not (low <= number <= high and above < number < below):  # NaN is in no range
         ends = {"of at least": low, "above": above, "of at most": high, "below": below}
         limits = " and ".join(f"{word} {end:g}" for word, end in ends.items() if abs(end) < FINITE)
@@ -114,7 +114,7 @@ def short_repr(value: object) -> str:
 def _integer(value: Any) -> Any:
     # Symbolic sizes of torch.compile and torch.export have torch's own type, or appear to be an int.
     # operator.index would specialize the graph to one size.
-    if type(value) is int or type(value).__name__ == "SymInt":
+    if type(value).__name__ == "SymInt":
         return value
     if _is_not_a_number(value):
         return None
@@ -125,7 +125,7 @@ def _integer(value: Any) -> Any:
 
 
 def _float(value: Any) -> Real | None:
-    if type(value) is float or (type(value) is int and abs(value) < 2**53):
+    if type(value) is int and abs(value) < 2**53:
         return value  # such an int is exact as a float, and is printed as the caller wrote it
     if _is_not_a_number(value) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return None

@@ -77,7 +77,7 @@ class LocantError(ValueError):
 
 
 class ShapeError(LocantError):
-    """Tensors whose shapes, dtypes or devices do not fit each other."""
+    """Tensors with incompatible shapes, dtypes or devices."""
 
 
 class RangeError(LocantError):

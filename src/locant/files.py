@@ -42,7 +42,7 @@ def replace_file(path: Path | str) -> Generator[Path]:
     os.close(handle)
     try:
         yield temporary  # the caller may replace this file, as safetensors does
-        with _wrap_os_errors(path):
+        with wrap_os_errors(path):
             temporary.chmod(_usual_mode())
             flush(temporary)
             temporary.replace(path)
@@ -97,7 +97,7 @@ class NewFile:
     def overwrite(self, data: bytes, *, at: int) -> None:
         """Replace bytes that are already written, starting at byte `at`."""
         self._drain()
-        with _wrap_os_errors(self.path):
+        with wrap_os_errors(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
             self._write(memoryview(data))
             os.lseek(self._handle, 0, os.SEEK_END)
@@ -105,7 +105,7 @@ class NewFile:
     def read(self, size: int, *, at: int) -> bytes:
         """Return `size` bytes that are already written, starting at byte `at`."""
         self._drain()
-        with _wrap_os_errors(self.path):
+        with wrap_os_errors(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
             data = os.read(self._handle, size)
             os.lseek(self._handle, 0, os.SEEK_END)
@@ -114,14 +114,14 @@ class NewFile:
     def fsync(self) -> None:
         """Flush everything to the disk and close the file."""
         self._drain()
-        with _wrap_os_errors(self.path):
+        with wrap_os_errors(self.path):
             self._temporary.chmod(_usual_mode())
             os.fsync(self._handle)
             self._close()
 
     def publish(self, *, flush_folder: bool = True) -> None:
         """Rename the flushed file to its path. The new name survives a crash once the folder is flushed too."""
-        with _wrap_os_errors(self.path):
+        with wrap_os_errors(self.path):
             self._temporary.replace(self.path)
             if flush_folder:
                 flush(self.path.parent)
@@ -150,7 +150,7 @@ class NewFile:
 
     def _write(self, view: memoryview) -> None:
         """Write all bytes. One system call may write only some of them."""
-        with _wrap_os_errors(self.path):
+        with wrap_os_errors(self.path):
             while view:
                 written = os.write(self._handle, view)
                 if not written:
@@ -170,11 +170,11 @@ def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
         require_new(path)
     target = path.resolve()
     new, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}") for _ in range(2))
-    with _wrap_os_errors(path):
+    with wrap_os_errors(path):
         new.mkdir()
     try:
         yield new
-        with _wrap_os_errors(path):
+        with wrap_os_errors(path):
             mode = _usual_mode()
             for file in new.rglob("*"):
                 if file.is_file():
@@ -258,13 +258,14 @@ def _usual_mode() -> int:
 def _open_temporary(path: Path) -> tuple[int, Path]:
     """Create an empty temporary file in the folder of `path`, open for reading and writing."""
     require_file(path)
-    with _wrap_os_errors(path):
+    with wrap_os_errors(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
     return handle, Path(name)
 
 
 @contextmanager
-def _wrap_os_errors(path: Path) -> Generator[None]:
+def wrap_os_errors(path: Path) -> Generator[None]:
+    """Raise an `InputError` for an error of the system inside the block, which writes `path`."""
     try:
         yield
     except OSError as error:

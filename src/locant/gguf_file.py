@@ -37,14 +37,14 @@ MOST_MISSING = 4
 """The number of missing files that an error names."""
 UNQUANTISED = {"F16", "BF16", "F32", "F64"}
 _SHARED = RLock()
-"""Held while the functions of the package `gguf` are replaced, so that two threads restore them in order."""
+"""A lock for the time in which functions of the package `gguf` are replaced, so that threads restore them in order."""
 WHOLE = "use a whole file, as llama.cpp loads it"
 OTHER_KINDS = {
     "adapter": ("an adapter, which changes a model in another file", "merge it into its model with llama-export-lora"),
     PROJECTOR: ("the part of a model that reads images or sound", "use the file of its language model"),
     "imatrix": ("statistics for a quantisation, without a model", "use the file of the model"),
 }
-"""What a file of another ``general.type`` than ``model`` holds, and what to do."""
+"""The content of files whose ``general.type`` is not ``model``, and the remedy."""
 
 
 def find_gguf(path: Path | str) -> Path | None:

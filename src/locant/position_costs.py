@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether any cost is larger than `SMALL`."""
+        """Return whether any cost is larger than `SMALL`."""
         return self.worst > SMALL
 
     def __str__(self) -> str:

@@ -53,13 +53,13 @@ def plug_ins_by_module() -> dict[str, PlugIn]:
     """
     by_distribution = {plug_in.package: plug_in for plug_in in LOADED}
     installed = packages_distributions() if LOADED else {}
-    found = {
+    plug_ins = {
         module: by_distribution[name]
         for module, names in installed.items()
         for name in names
         if name in by_distribution
     }
-    return found | {plug_in.entry.module.partition(".")[0]: plug_in for plug_in in LOADED}
+    return plug_ins | {plug_in.entry.module.partition(".")[0]: plug_in for plug_in in LOADED}
 
 
 class Registry(Generic[T]):

@@ -143,8 +143,8 @@ def numbers(text: str, read: Callable[[str], N]) -> tuple[N, ...]:
     if re.fullmatch(PAIRS, text) and (has_zeros or _could_be_numbers(parts)):
         joined = re.sub(r",(?=\d{3}(?!\d))", "", text)
         as_list = f" or {', '.join(parts)!r}" if not has_zeros else ""
-        meant = "is a list, in which numbers have no separators" if has_zeros else "may mean a number or a list"
-        raise AmbiguousNumberError(f"{text!r} {meant}; write {joined}{as_list}")
+        meaning = "is a list, in which numbers have no separators" if has_zeros else "may mean a number or a list"
+        raise AmbiguousNumberError(f"{text!r} {meaning}; write {joined}{as_list}")
     if has_zeros:
         raise AmbiguousNumberError(f"{text!r} is a list, in which 1,000 would be two numbers; write 1000 or 1_000")
     return tuple(map(read, parts))

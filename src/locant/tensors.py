@@ -22,7 +22,7 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The dtypes in which this package computes."""
 
 FLOAT64 = {"cpu": True, "cuda": True, "meta": True}
-"""Whether each type of device supports float64. `has_float64` tests every other type once and adds it."""
+"""The types of devices, with true if they support float64. `has_float64` tests every other type once and adds it."""
 
 
 def has_float64(device: torch.device) -> bool:
@@ -37,19 +37,23 @@ def has_float64(device: torch.device) -> bool:
 
 def has_values(tensor: Tensor) -> bool:
     """Return whether the tensor has values. Tensors in a graph or under `vmap`, fake and meta tensors do not."""
-    shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
-    return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return False
+    return not (isinstance(tensor, FakeTensor) or is_batched(tensor))
 
 
 def host_can_read(tensor: Tensor) -> bool:
     """Return whether the host can read the values without waiting for a device or fixing them in a graph."""
-    return tensor.device.type == "cpu" and has_values(tensor)
+    return tensor.is_cpu and has_values(tensor)
 
 
 def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
     """Return the smallest and the largest integer: ``None`` if the host cannot read them, 0 if the tensor is empty."""
-    if not host_can_read(tensor):
-        return None, None
+    return readable_bounds(tensor) if host_can_read(tensor) else (None, None)
+
+
+def readable_bounds(tensor: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest integer of a tensor that the host can read, or 0 if it is empty."""
     if tensor.numel() == 0:
         return 0, 0
     low, high = torch.aminmax(tensor)
@@ -68,11 +72,11 @@ def as_dtype(dtype: Any, allowed: Iterable[torch.dtype] = FLOATING) -> torch.dty
     >>> as_dtype("fp32"), as_dtype("torch.bfloat16"), as_dtype(torch.float16)
     (torch.float32, torch.bfloat16, torch.float16)
     """
-    known = {dtype_name(each): each for each in allowed}
-    if (named := dtype_name(dtype)) not in known:
-        expected = f"expected one of {', '.join(known)}"
+    dtype_by_name = {dtype_name(each): each for each in allowed}
+    if (named := dtype_name(dtype)) not in dtype_by_name:
+        expected = f"expected one of {', '.join(dtype_by_name)}"
         raise RangeError(f"got {short_repr(dtype)} for dtype, {expected}", Remedy(dtype="float32"))
-    return known[named]
+    return dtype_by_name[named]
 
 
 def require_arithmetic(name: str, x: Any) -> None:

@@ -19,7 +19,7 @@ from locant.checkpoints import load_gguf, load_swapped
 from locant.checkpoints.config_source import read_source
 from locant.checkpoints.gguf_model import gguf_weights
 from locant.gguf_file import find_gguf, open_gguf
-from tests.checkpoints.gguf_files import BASE, KINDS, gguf, random_model, write_gguf
+from tests.gguf_files import BASE, KINDS, gguf, random_model, write_gguf
 from tests.refusal import refuses
 
 IDS = torch.randint(3, 300, (1, 40), generator=torch.Generator().manual_seed(1))

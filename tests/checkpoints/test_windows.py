@@ -9,7 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from locant import InputError
-from locant.checkpoints.explanation import explain, layer_strip
+from locant.checkpoints.explanation import explain
+from locant.checkpoints.layer_strip import layer_strip
 from tests.refusal import refuses
 
 LENGTH = 40

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from locant.checkpoints import config_source
 from locant.checkpoints.explanation import explain
 from locant.figures.plot import draw_explanation
 from locant.files import json_text
@@ -160,6 +161,20 @@ def test_missing_weights_are_named(run: Run, folder: Path) -> None:
     assert json.loads(run("explain . --json").stdout)["note"] is None
     (folder / "model.safetensors.index.json").write_text("{")
     assert "index.json, which is not valid JSON" in json.loads(run("explain . --json").stdout)["note"]
+
+
+def test_a_note_about_a_configuration_does_not_hide_missing_weights(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {"weight_map": {"layer.0": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weights))
+    source = config_source.Source(PRESETS["llama-3.1-8b"], "made for this test")
+    monkeypatch.setattr(config_source, "find_source", lambda name: source)
+    note = json.loads(run("explain . --json").stdout)["note"]
+    compared = " ".join(run("explain . --against llama-3.1-8b").stdout.split())
+    for words in ("made for this test", "model-00001-of-00001.safetensors"):
+        assert words in note
+        assert words in compared
 
 
 def test_two_models_are_compared(run: Run, folder: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.checkpoints.gguf_files import KINDS, random_model, write_gguf
 from tests.cli.conftest import Complains, Run
+from tests.gguf_files import KINDS, random_model, write_gguf
 
 LINE = "tiny.gguf: weights in F32, converted to float32 (1 MB in memory)"
 VERBS = {

@@ -218,3 +218,11 @@ def test_verbs_print_that_name(succeeds: Run) -> None:
     trained = succeeds(f"train {small} --encoding RoPE --steps 1 --train-length 8 -o m").stdout
     assert trained.startswith("m: rotary, 1 step")
     assert "2,097,152 positions, yarn" in succeeds("extend qwen2.5-7b --method YARN --to 2_097_152").stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_no_bound_of_a_number_in_python(verb: str) -> None:
+    """click's words for a number without bounds are ``x<=None``, and the largest seed has 19 digits."""
+    shown = CliRunner().invoke(main, [verb, "--help"]).stdout
+    assert "Usage" in shown
+    assert re.findall(r"None|\d{10,}", shown) == []

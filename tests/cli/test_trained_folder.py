@@ -239,7 +239,7 @@ def test_verbs_for_other_programs_say_what_to_do(complains: Complains, models: P
         ("extend rotary --to 64", "measure a scaling with locant evaluate"),
         ("serve-args rotary --to 64 --for vllm", "measure a scaling with locant evaluate"),
         ("convert rotary --to interleaved -o other", "keep its weights as they are"),
-        ("tune rotary text.txt --with yarn:2", "train it anew with locant train"),
+        ("tune rotary text.txt --with yarn:2", "train it again with locant train"),
     ):
         assert what in complains(line)
 

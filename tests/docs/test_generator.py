@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import pydoc
 import re
@@ -15,7 +17,7 @@ from sphinx.pycode import ModuleAnalyzer
 
 import locant
 from docs.generator import reference
-from docs.generator.docstrings import _show_one_signature
+from docs.generator.docstrings import _show_one_signature, _show_the_constructor
 from docs.generator.encodings import encoding_page
 from docs.generator.markdown import picture, summary
 from docs.generator.mathml import _block, mathml
@@ -23,6 +25,7 @@ from docs.generator.models import families
 from docs.generator.models_table import COLUMNS, row_of
 from locant import KVCache
 from locant.attention import PagedKVCache, StaticKVCache
+from locant.models.architecture import Architecture
 from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
@@ -101,6 +104,26 @@ def test_a_function_with_overloads_has_one_signature() -> None:
     assert analyzer.overloads or get_overloads(locant.attend)  # autodoc would list these
     _show_one_signature(None, "function", "locant.attend", locant.attend, None, None, None)
     assert analyzer.overloads == {}
+
+
+@pytest.mark.parametrize("kind", encodings().values())
+def test_an_encoding_has_the_signature_of_its_constructor(kind: type[PositionEncoding]) -> None:
+    """Its `__new__`, which autodoc would show, takes anything."""
+    shown, returned = _show_the_constructor(None, "class", kind.__name__, kind, None, None, None) or ("", "")
+    assert re.findall(r"(\w+):", shown) == [*inspect.signature(kind.__init__).parameters][1:]
+    assert returned is None
+    assert "arguments" in str(inspect.signature(kind.__new__))
+
+
+def test_other_classes_keep_their_signature() -> None:
+    assert _show_the_constructor(None, "class", "KVCache", KVCache, None, "(max_len: int)", None) is None
+    assert _show_the_constructor(None, "method", "rotate", locant.Rotary.rotate, None, "(q, k)", None) is None
+
+
+def test_a_default_that_a_dataclass_makes_is_one_that_sphinx_reads() -> None:
+    shown = _show_the_constructor(None, "class", "Architecture", Architecture, None, "(keys: dict = <factory>)", None)
+    assert shown == ("(keys: dict = ...)", None)
+    ast.parse(f"def constructor{shown[0]}: pass")
 
 
 def test_the_api_shows_no_constant_of_a_cache() -> None:

@@ -136,6 +136,7 @@ def test_the_page_of_every_encoding_and_scaling_shows_a_formula_limits_and_what_
     shown = [*SITE.glob("reference/encodings/*.html"), *SITE.glob("reference/scalings/*.html")]
     texts = {file: file.read_text(encoding="utf-8") for file in shown if file.stem != "index"}
     assert len(texts) >= 21
+    assert [file.name for file, text in texts.items() if 'pre">arguments<' in text] == [], "signatures of __new__"
     for part in ("<math", "Limits", "Tested against", "doctest", r"-light\d*\.svg", r"-dark\d*\.svg"):
         assert [file.name for file, text in texts.items() if not re.search(part, text)] == []
 

@@ -42,12 +42,15 @@ def test_pages_claim_no_more_encodings_than_there_are() -> None:
 
 
 def test_the_page_of_results_says_which_encodings_it_has() -> None:
-    records = json.loads((ROOT / "docs" / "results" / "v1-tiny.json").read_text(encoding="utf-8"))["records"]
-    names = [*encodings()]
-    shown = {name for name in names if any(re.fullmatch(rf"{name}([+@].*)?", each["encoding"]) for each in records)}
-    sentence, others = recorded().split(". ")
+    names, found = [*encodings()], {}
+    for file in ("v1-tiny", "data_dependent"):
+        records = json.loads((ROOT / "docs" / "results" / f"{file}.json").read_text(encoding="utf-8"))["records"]
+        found[file] = {name for name in names if any(re.fullmatch(rf"{name}([+@].*)?", e["encoding"]) for e in records)}
+    shown = {*found["v1-tiny"], *found["data_dependent"]}
+    sentence, alone, others = recorded().split(". ")
     assert sentence.startswith(f"The results have {len(shown)} of {len(names)} encodings: ")
     assert {*re.findall(r"`(\w+)`", sentence)} == shown
+    assert {*re.findall(r"`(\w+)`", alone)} == found["data_dependent"] - found["v1-tiny"]
     assert {*re.findall(r"`(\w+)`", others)} == {*names} - shown
     for page in ("docs/results/index.md", "docs/which-encoding.md"):
         assert "reference/recorded.txt" in PAGES[page]

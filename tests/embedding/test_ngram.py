@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from locant import (
 from locant.embedding import NGramHash, TokenHistory, compressed_ids
 from locant.models.ngram_tables import ngram_tables
 from tests.embedding.ngram_models import BLT, ENGRAM, LONGCAT, QWEN, blt, engram_rows, longcat_rows, qwen
-from tests.refusal import refuses
+from tests.refusal import refuses, shapes_unchecked
 from tests.tolerances import assert_close
 
 VOCAB, END = 13, 4
@@ -287,9 +288,9 @@ def test_more_tokens_cannot_be_taken_back_than_the_history_keeps() -> None:
     history = TokenHistory(spare=3)
     TABLE(torch.randint(VOCAB, (1, 12)), history=history)
     history.truncate(10)
-    with refuses(RangeError, "this history can remove 3", "spare=2"):
+    with refuses(RangeError, "2 tokens to remove from row 0", "holds 1 tokens that it can remove", "spare=4"):
         history.truncate(8)
-    with refuses(RangeError, "expected 0 to 10"):
+    with refuses(RangeError, "length 11", "from 0 to 10"):
         history.truncate(11)
     history.clear()
     history.truncate(0)
@@ -304,6 +305,13 @@ def test_a_history_belongs_to_one_module_and_batch() -> None:
     with refuses(LocantError, "read the prompt first"):
         history.reorder(torch.tensor([0]))
     TABLE(torch.randint(VOCAB, (2, 3)), history=history)
+    with refuses(RangeError, "got rows with 2", "0 to 1"):
+        history.reorder(torch.tensor([0, 2]))
+    for rows in (torch.tensor([0.0]), torch.tensor([True, False]), [0]):
+        with refuses(ShapeError, "rows"):
+            history.reorder(rows)  # type: ignore[arg-type]
+    with refuses(RangeError, "True for length"):
+        history.truncate(True)
     with refuses(ShapeError, "one TokenHistory() per module"):
         TABLE(torch.randint(VOCAB, (1, 3)), history=history)
 
@@ -442,3 +450,31 @@ def test_a_map_of_ids_keeps_its_values_on_the_meta_device() -> None:
         table = NGramEmbedding(HASHING, 3, token_map=token_map)
     ids = torch.randint(VOCAB, (1, 9))
     assert torch.equal(table.rows_of(ids), TABLE.rows_of(VOCAB - 1 - ids))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"multipliers": ((1, 2**63),)}, "a multiplier"),
+        ({"multipliers": ((1, 2.5),)}, "2.5 for a multiplier"),
+        ({"multipliers": (1, 2)}, "multipliers"),
+        ({"orders": 2}, "2 for orders"),
+        ({"fill": 1.5}, "1.5 for fill"),
+        ({"fill": 2**63}, "for fill"),
+        ({"end": "x"}, "'x' for end"),
+    ],
+)
+def test_a_hash_of_other_numbers_is_refused(wrong: dict[str, Any], words: str) -> None:
+    options: dict[str, Any] = {"orders": (2,), "sizes": (5,), "multipliers": ((1, 3),), "vocab_size": 9}
+    with shapes_unchecked(), pytest.raises(LocantError, match=re.escape(words)):
+        NGramHash(**options | wrong)
+
+
+def test_a_hash_may_come_from_json_whose_lists_are_not_tuples() -> None:
+    options: dict[str, Any] = {"orders": [2], "sizes": [5], "multipliers": [[1, 3]], "vocab_size": 9}
+    windows = torch.tensor([[[7, 3]]])
+    expected = NGramHash(orders=(2,), sizes=(5,), multipliers=((1, 3),), vocab_size=9)
+    with shapes_unchecked():
+        found = NGramHash(**options)
+    assert found == expected
+    assert torch.equal(found.rows(windows), expected.rows(windows))

@@ -239,7 +239,7 @@ def test_explain_prints_the_second_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
 def test_a_gguf_file_has_the_tables_of_its_model(name: str, tmp_path: Path) -> None:
     model = small(name)
-    files = pytest.importorskip("tests.checkpoints.gguf_files", exc_type=ImportError)
+    files = pytest.importorskip("tests.gguf_files", exc_type=ImportError)
     model.save_pretrained(tmp_path / "folder")
     file = files.write_per_layer_tables(model, tmp_path / "model.gguf", keys={"tokenizer.ggml.padding_token_id": 3})
     ids = some_ids(torch.float32)
@@ -255,7 +255,7 @@ def test_a_gguf_file_has_the_tables_of_its_model(name: str, tmp_path: Path) -> N
 
 
 def test_a_gguf_file_without_a_per_layer_table_has_none(tmp_path: Path) -> None:
-    files = pytest.importorskip("tests.checkpoints.gguf_files", exc_type=ImportError)
+    files = pytest.importorskip("tests.gguf_files", exc_type=ImportError)
     config = transformers.AutoConfig.for_model("gemma4_text", **SIZES, **FAMILIES["gemma4_text"])
     config.hidden_size_per_layer_input = 0
     file = files.write_per_layer_tables(transformers.AutoModel.from_config(config), tmp_path / "model.gguf")
@@ -324,6 +324,17 @@ def test_weights_of_other_sizes_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**facts, "vocab_size_per_layer_input": 60}), encoding="utf-8")
     with refuses(InputError, "embed_tokens_per_layer.weight", "(60, 18)"):
         PerLayerEmbedding.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+def test_ids_of_few_bits_read_the_rows_of_the_same_numbers(dtype: torch.dtype) -> None:
+    """torch compares 64 with 258,880 modulo 256, and -1 of bytes is no row."""
+    options: dict[str, Any] = {"num_layers": 2, "width": 3, "d_model": 4}
+    ids = torch.tensor([[1, 64, 100, -1 if dtype.is_signed else 99]])
+    placeholders = PerLayerEmbedding(300_000, padding_idx=299_999, placeholder_ids=(258_880, 1, 65_600), **options)
+    outside = PerLayerEmbedding(258_880, outside_row=258_879, **options)
+    for embedding, read in ((placeholders, ids.abs()), (outside, ids)):
+        assert torch.equal(embedding.rows(read.to(dtype)), embedding.rows(read))
 
 
 def test_wrong_calls_are_errors() -> None:

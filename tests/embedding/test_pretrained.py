@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from locant import InputEmbedding, InputError, Positions, RangeError, TokenEmbedding
+from locant.models.registry import ARCHITECTURES
 from tests.refusal import refuses
 
 SIZES = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -91,6 +92,32 @@ def test_the_input_of_the_first_layer_is_transformers(name: str, dtype: torch.dt
     token = TokenEmbedding.from_pretrained(tmp_path)
     assert torch.equal(token(ids), ours.token(ids))
     assert token.padding_idx == theirs.get_input_embeddings().padding_idx
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "modernbert"])
+def test_missing_values_have_the_defaults_of_the_class(name: str, tmp_path: Path) -> None:
+    """A published configuration may lack the padding token and, as in Gemma 3, the size of the vocabulary."""
+    options = {key: value for key, value in FAMILIES[name].items() if key != "pad_token_id"}
+    config = transformers.AutoConfig.for_model(name, **options)
+    theirs = transformers.AutoModel.from_config(config)
+    theirs.save_pretrained(tmp_path)
+    facts = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    left = {key: value for key, value in facts.items() if key not in ("pad_token_id", "vocab_size")}
+    (tmp_path / "config.json").write_text(json.dumps(left), encoding="utf-8")
+    token, table = TokenEmbedding.from_pretrained(tmp_path), theirs.get_input_embeddings()
+    assert (token.vocab_size, token.padding_idx) == (37, table.padding_idx)
+    assert torch.equal(token.weight, table.weight)
+    (tmp_path / "config.json").write_text(json.dumps({**left, "pad_token_id": None}), encoding="utf-8")
+    assert TokenEmbedding.from_pretrained(tmp_path).padding_idx is None
+
+
+def test_padding_tokens_are_the_defaults_of_transformers() -> None:
+    checked = 0
+    for name, row in ARCHITECTURES.items():
+        if row.inputs.default_padding is not None and name in transformers.CONFIG_MAPPING:
+            assert row.inputs.default_padding == transformers.AutoConfig.for_model(name).pad_token_id, name
+            checked += 1
+    assert checked > 20
 
 
 def test_shards_are_read_as_far_as_they_are_needed(tmp_path: Path) -> None:
@@ -177,7 +204,6 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "more segments said": (lambda folder: change_config(folder, type_vocab_size=3), "(3, 16)"),
     "another dtype said": (lambda folder: change_config(folder, dtype="bfloat16"), "dtype='float32'"),
     "no dtype said": (lambda folder: change_config(folder, dtype="float8"), "got dtype='float8'"),
-    "no vocabulary said": (lambda folder: change_config(folder, vocab_size=None), "vocab_size"),
     "no epsilon said": (lambda folder: change_config(folder, layer_norm_eps=None), "layer_norm_eps"),
     "padding outside said": (lambda folder: change_config(folder, pad_token_id=37), "pad_token_id=37"),
     "another model said": (lambda folder: change_config(folder, model_type="gpt2"), "wte.weight, which a gpt2 needs"),

@@ -159,6 +159,20 @@ def test_a_record_that_was_cut_off_is_ignored(path: Path) -> None:
     assert torch.equal(file.weight, before)
 
 
+def test_a_record_whose_numbers_were_not_written_is_ignored(path: Path) -> None:
+    """After a loss of power, the end of a file may hold any bytes."""
+    undo = Path(f"{path}.undo") / "undo-000000000000"
+    for end in (b"\xff" * 100, b"\0" * 100, b"\0\0\0\0" + b"\xff" * 8):
+        file, embedding, optimizer = on_file(path)
+        before = file.weight.clone()
+        train(embedding, optimizer, 1)
+        file.close()
+        undo.write_bytes(undo.read_bytes() + end)
+        file, _, _ = on_file(path)
+        assert torch.equal(file.weight, before)
+        file.close()
+
+
 def test_batches_that_are_read_ahead_are_the_same_batches(path: Path) -> None:
     file, embedding, optimizer = on_file(path)
     threads, batches = set[int](), [batch(step) for step in range(4)]
@@ -176,8 +190,10 @@ def test_batches_that_are_read_ahead_are_the_same_batches(path: Path) -> None:
     del optimizer
 
 
-def test_rows_of_another_device_or_in_memory_are_trained_too() -> None:
-    embedding = NGramEmbedding(HASHING, 5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_another_device_or_in_memory_are_trained_too(dtype: torch.dtype) -> None:
+    """The state of rows of 16 bits has 32 bits, also after it was loaded."""
+    embedding = NGramEmbedding(HASHING, 5).to(dtype)
     embedding.table = SparseTable()
     optimizer = RowAdagrad(embedding.parameters(), lr=0.1)
     before = embedding.weight.detach().clone()
@@ -188,10 +204,14 @@ def test_rows_of_another_device_or_in_memory_are_trained_too() -> None:
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for module, its in ((embedding, optimizer), (again, restored)):
         train(module, its, 1)
+        train(module, its, 2)
     assert torch.equal(embedding.weight, again.weight)
+    sums = [its.state[module.weight]["sum_of_squares"] for module, its in ((embedding, optimizer), (again, restored))]
+    assert torch.equal(*sums)
+    assert sums[1].dtype == torch.float32
     assert not torch.equal(embedding.weight, before)
     rows = SparseTable().read_present(torch.tensor([[3, -1]]), before)
-    assert torch.equal(rows[0], torch.stack([before[3], torch.zeros(5)]))
+    assert torch.equal(rows[0], torch.stack([before[3], torch.zeros(5, dtype=dtype)]))
     assert torch.equal(rows[0, 0], F.embedding(torch.tensor(3), before))
 
 
@@ -205,6 +225,13 @@ def test_what_cannot_work_is_an_error(path: Path, tmp_path: Path) -> None:
     train_now = lambda: train(embedding, optimizer, 1)  # noqa: E731
     with refuses(RangeError, "closed"):
         train_now()
+    with refuses(RangeError, "a checkpoint to write in a table that is closed"):
+        file.checkpoint(1)
+    with refuses(RangeError, "checkpoints to remove in a table that is closed"):
+        file.forget(1)
+    with refuses(InputError, "cannot write", "free space"):
+        TableFile.create(tmp_path / "huge.safetensors", num_rows=2**40, width=2**16)
+    assert not [*tmp_path.glob("*huge*"), *tmp_path.glob(".*huge*")]
     with refuses(InputError, "can return to the steps 0"):
         TableFile.open(path, 3)
     with refuses(InputError, "exists"):
@@ -215,6 +242,9 @@ def test_what_cannot_work_is_an_error(path: Path, tmp_path: Path) -> None:
     shutil.rmtree(f"{tmp_path / 'small.safetensors'}.undo")
     with refuses(InputError, "without the folder of its undo files"):
         TableFile.open(tmp_path / "small.safetensors")
+    (Path(f"{path}.undo") / "undo-000000000000").unlink()
+    with refuses(InputError, "without undo files", "copy the files of"):
+        TableFile.open(path)
     (tmp_path / "bad.safetensors").write_bytes(b"12")
     with refuses(InputError, "not an intact safetensors file"):
         TableFile.open(tmp_path / "bad.safetensors")

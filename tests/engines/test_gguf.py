@@ -20,10 +20,9 @@ import locant
 from locant import ALiBi, InputError, PositionEncoding, Rotary, encoding_from_gguf
 from locant.cli import main
 from locant.engines.gguf import HALF, INTERLEAVED, NOT_ROTARY, SEVERAL_AXES, compare_gguf, read_gguf
-from tests.engines import tiny_gguf
 from tests.engines.llama_cpp import LlamaCpp, rope_type
 from tests.engines.record import record
-from tests.engines.tiny_gguf import CONTEXT, TRAINED, gguf, model_of, write
+from tests.gguf_files import CONTEXT, TRAINED, add_tokenizer, gguf, scaled_model, write_gguf
 from tests.refusal import refuses
 from tests.tolerances import LLAMA_CPP
 
@@ -82,8 +81,8 @@ def test_llama_cpp_computes_the_encoding_of_a_file(
     case: tuple[str, str, dict[str, Any], dict[str, Any]], tmp_path: Path
 ) -> None:
     kind, rope_type, rope, keys = case
-    model = model_of(kind, rope_type, **rope)
-    path = write(model, tmp_path / "a.gguf", keys)
+    model = scaled_model(kind, rope_type, **rope)
+    path = write_gguf(model, tmp_path / "a.gguf", scaling_keys=keys)
     encoding = encoding_from_gguf(path, n_ctx=CONTEXT)
     with LlamaCpp(path, CONTEXT) as llama:
         theirs = llama.logits(IDS[0].tolist())
@@ -105,8 +104,8 @@ def test_llama_cpp_computes_the_encoding_of_a_file(
 
 
 def test_long_rope_follows_the_allocated_context(tmp_path: Path) -> None:
-    model = model_of("llama", "longrope")
-    path = write(model, tmp_path / "a.gguf")
+    model = scaled_model("llama", "longrope")
+    path = write_gguf(model, tmp_path / "a.gguf")
     ids = IDS[:, : TRAINED - 10]
     with LlamaCpp(path, CONTEXT) as llama:
         theirs = llama.logits(ids[0].tolist())
@@ -120,9 +119,9 @@ def test_long_rope_follows_the_allocated_context(tmp_path: Path) -> None:
 
 def test_far_positions_move_logits_but_not_those_of_exact_angles(tmp_path: Path) -> None:
     far = 1_000_000
-    model = model_of("llama", "default")
+    model = scaled_model("llama", "default")
     places = torch.arange(IDS.shape[1])[None]
-    with LlamaCpp(write(model, tmp_path / "a.gguf"), CONTEXT) as llama:
+    with LlamaCpp(write_gguf(model, tmp_path / "a.gguf"), CONTEXT) as llama:
         near, moved = (llama.logits(IDS[0].tolist(), start) for start in (0, far))
     subject, unit = "all positions + 1,000,000", "logits moved"
     record("llama.cpp", subject, by_llama := float(np.abs(moved - near).max()), package="xllamacpp", unit=unit)
@@ -141,8 +140,8 @@ def test_far_positions_move_logits_but_not_those_of_exact_angles(tmp_path: Path)
 def test_ends_of_the_ramp_are_read_where_they_are(tmp_path: Path) -> None:
     betas = {"beta_fast": 16.0, "beta_slow": 2.0}
     keys = {f"yarn_{name}": value for name, value in betas.items()}
-    model = model_of("llama", "yarn", **betas)
-    path = write(model, tmp_path / "a.gguf", keys, architecture="mistral3")
+    model = scaled_model("llama", "yarn", **betas)
+    path = write_gguf(model, tmp_path / "a.gguf", scaling_keys=keys, architecture="mistral3")
     with LlamaCpp(path, CONTEXT) as llama, torch.no_grad():
         assert np.abs(llama.logits(IDS[0].tolist()) - model(IDS).logits[0].numpy()).max() < LLAMA_CPP
     assert compare_gguf(path, model.config.to_dict()).agrees
@@ -157,20 +156,20 @@ def test_ends_of_the_ramp_are_read_where_they_are(tmp_path: Path) -> None:
     ],
 )
 def test_keys_without_a_counterpart_are_named(rope_type: str, rope: dict[str, Any], key: str, tmp_path: Path) -> None:
-    model = model_of("llama", rope_type)
-    path = write(model, tmp_path / "a.gguf")
+    model = scaled_model("llama", rope_type)
+    path = write_gguf(model, tmp_path / "a.gguf")
     config = model.config.to_dict()
     config["rope_parameters"] |= rope
     assert [*compare_gguf(path, config, n_ctx=CONTEXT).ignored] == [key]
-    plain = model_of("llama", "default")
-    assert not compare_gguf(write(plain, tmp_path / "b.gguf"), plain.config.to_dict()).ignored
+    plain = scaled_model("llama", "default")
+    assert not compare_gguf(write_gguf(plain, tmp_path / "b.gguf"), plain.config.to_dict()).ignored
 
 
 @pytest.mark.parametrize(("reordered", "answer"), [(True, "reordered"), (False, "wrong: as they are")])
 def test_q_and_k_in_the_wrong_order_are_found(reordered: bool, answer: str, tmp_path: Path) -> None:
-    model = model_of("llama", "default")
+    model = scaled_model("llama", "default")
     model.save_pretrained(tmp_path / "model")
-    path = write(model, tmp_path / "a.gguf", reordered=reordered)
+    path = write_gguf(model, tmp_path / "a.gguf", reordered=reordered)
     with LlamaCpp(path, CONTEXT) as llama, torch.no_grad():
         off = np.abs(llama.logits(IDS[0].tolist()) - model(IDS).logits[0].numpy()).max()
     if not reordered:
@@ -187,7 +186,7 @@ def test_q_and_k_in_the_wrong_order_are_found(reordered: bool, answer: str, tmp_
 def _metadata(path: Path, architecture: str, **keys: Any) -> Path:
     """A file without weights."""
     writer = gguf.GGUFWriter(path, architecture)
-    tiny_gguf.write_tokenizer(writer)
+    add_tokenizer(writer)
     writer.add_vocab_size(300)
     writer.add_context_length(256)
     writer.add_embedding_length(64)
@@ -243,8 +242,8 @@ def test_layers_without_rotation_are_not_a_difference(tmp_path: Path) -> None:
 
 def test_a_type_without_its_factors(tmp_path: Path) -> None:
     """llama.cpp divides positions by the factor all the same."""
-    model = model_of("llama", "linear")
-    path = write(model, tmp_path / "a.gguf", scaling_type="longrope")
+    model = scaled_model("llama", "linear")
+    path = write_gguf(model, tmp_path / "a.gguf", scaling_type="longrope")
     with LlamaCpp(path, CONTEXT) as llama:
         theirs = llama.logits(IDS[0].tolist())
     assert np.abs(theirs - _logits(model, encoding_from_gguf(path), IDS)).max() < LLAMA_CPP
@@ -253,7 +252,7 @@ def test_a_type_without_its_factors(tmp_path: Path) -> None:
 
 
 def test_damaged_files_raise(tmp_path: Path) -> None:
-    path = write(model_of("llama", "default"), tmp_path / "a.gguf")
+    path = write_gguf(scaled_model("llama", "default"), tmp_path / "a.gguf")
     content = path.read_bytes()
     for length in (0, 3, 4, 20, 24, 100, 1000, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])

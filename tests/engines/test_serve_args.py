@@ -20,7 +20,7 @@ from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import METHODS
 from locant.cli import engines, main
 from locant.engines.serve_args import ENGINES, FLAT_CONFIGS, UNSUPPORTED, serve_arguments
-from tests.engines.tiny_gguf import CONTEXT, model_of, write
+from tests.gguf_files import CONTEXT, scaled_model, write_gguf
 from tests.refusal import refuses
 from tests.tolerances import FORMULA, FREQUENCY, LLAMA_CPP, LOGITS
 
@@ -115,7 +115,7 @@ def test_a_flat_configuration_that_transformers_takes_apart_changes_in_its_text_
 def test_flags_of_llama_cpp_scale_its_angles(kind: str, scaling: str, tmp_path: Path) -> None:
     from tests.engines.llama_cpp import LlamaCpp
 
-    model = model_of(kind, "default")
+    model = scaled_model(kind, "default")
     served = serve_arguments(model.config.to_dict(), to=TO, engine="llama.cpp", scaling=scaling)
     flags = dict(zip(served.arguments[::2], served.arguments[1::2], strict=True))
     options: dict[str, Any] = {"rope_scaling_type": LLAMA_CPP_TYPES[flags.pop("--rope-scaling")]}
@@ -127,7 +127,7 @@ def test_flags_of_llama_cpp_scale_its_angles(kind: str, scaling: str, tmp_path: 
             "--rope-freq-base": ("rope_freq_base", float(value)),
         }[flag]
         options[name] = number
-    with LlamaCpp(write(model, tmp_path / "a.gguf"), n_ctx, **options) as llama:
+    with LlamaCpp(write_gguf(model, tmp_path / "a.gguf"), n_ctx, **options) as llama:
         theirs = llama.logits(IDS[0].tolist())
     with torch.no_grad(), locant.swap(model, served.extension.rotary[1].replace(angles="float32")):
         ours = model(IDS).logits[0].numpy()
@@ -185,7 +185,7 @@ def test_it_is_printed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_losses_are_those_of_the_stretched_model(tmp_path: Path) -> None:
     tokenizer = locant.Tokenizer.train(["The pass key is 0123456789; the cat sat on the mat. " * 20], 300)
-    model = model_of("llama", "default")
+    model = scaled_model("llama", "default")
     model.save_pretrained(tmp_path / "model")
     tokenizer.save(tmp_path / "model" / "tokenizer.json")
     (tmp_path / "a.txt").write_text("The cat sat on the mat. " * 400)

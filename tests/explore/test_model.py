@@ -13,8 +13,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import locant
-from locant.checkpoints.explanation import layer_strip
 from locant.checkpoints.extension import extend
+from locant.checkpoints.layer_strip import layer_strip
 from locant.errors import InputError
 from locant.explore.session import Session
 from locant.lab.language_model import without_weights

@@ -256,7 +256,7 @@ def test_a_comparison_that_is_stopped_says_so_and_leaves_what_it_measured(
     monkeypatch.chdir(tmp_path)
     session = Session()
     key = start(State({**SMALL, "steps": "2000"}), session)
-    while session.comparisons[key].done < 3:
+    while session.comparisons[key].num_steps < 3:
         assert session.comparisons[key].state == "running"
         time.sleep(0.05)
     session.stop(wait=True)

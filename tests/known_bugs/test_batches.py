@@ -82,10 +82,10 @@ def test_103_a_file_without_the_factors_of_its_configuration_is_told(tmp_path: P
     """
     pytest.importorskip("gguf", reason="gguf is not installed")
     from locant.engines.gguf import compare_gguf, read_gguf
-    from tests.engines.tiny_gguf import model_of, write
+    from tests.gguf_files import scaled_model, write_gguf
 
-    plain, stretched = model_of("llama", "default"), model_of("llama", "longrope")
-    path = write(plain, tmp_path / "a.gguf")
+    plain, stretched = scaled_model("llama", "default"), scaled_model("llama", "longrope")
+    path = write_gguf(plain, tmp_path / "a.gguf")
 
     def check(agrees: Callable[[Path, dict[str, Any]], bool]) -> None:
         assert agrees(path, plain.config.to_dict())

@@ -126,7 +126,7 @@ def test_112_every_head_of_a_warp_gets_its_own_partners() -> None:
 
     twin = fusing(exchanged_late)
     exhibit(check, ours(HALF), twin=twin, because=r"heads after the first are wrong: heads \[False, True, True, True\]")
-    names(twin, "Among thousands of tokens some are rotated otherwise", expected=HALF)
+    names(twin, "Some tokens are rotated differently among thousands", expected=HALF)
 
 
 def test_113_a_fused_kernel_rotates_the_part_that_its_table_is_for() -> None:

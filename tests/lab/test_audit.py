@@ -249,9 +249,9 @@ def test_tables_and_learned_biases_leave_nothing_to_find(tmp_path: Path) -> None
     FalconForCausalLM(FalconConfig(**small, alibi=True)).save_pretrained(tmp_path / "falcon")
     for folder, has in {
         gpt2: "GPT2LMHeadModel has a table of learned positions",
-        str(tmp_path / "falcon"): "FalconForCausalLM has no positions that can be read in another way",
+        str(tmp_path / "falcon"): "FalconForCausalLM has no positions that could be computed in another way",
         str(MINILM): "has a table of learned positions",
-        str(tmp_path / "t5"): "has no positions that can be read in another way",
+        str(tmp_path / "t5"): "has no positions that could be computed in another way",
     }.items():
         found = audit(folder)
         assert found["verdict"] == "nothing to find"

@@ -19,7 +19,7 @@ from locant.lab import training as trainings
 from locant.lab.candidate import Candidate
 from locant.lab.comparison import Progress
 from locant.lab.results import Losses, Results
-from locant.lab.text_learning import count, in_context, losses_in_windows, split_off
+from locant.lab.text_learning import count, in_context, losses_in_windows, split_held_out
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.lab.fabricated import SMALL, VOCAB, ids
 from tests.refusal import refuses
@@ -230,7 +230,7 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     assert [*records] == [*names]
     assert len({record.loss_by_length[8] for record in records.values()}) == 1
     assert len({record.loss_by_length[32] for record in records.values()}) == 5
-    plain, held_out = model.embedding.encoding, split_off(ids(), settings.lengths[-1])[1]
+    plain, held_out = model.embedding.encoding, split_held_out(ids(), settings.lengths[-1])[1]
     scalings = {
         "linear": Linear(factor=4.0),
         "ntk": NTK(factor=4.0),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from locant.errors import InputError, RangeError
 from locant.lab.position_overrides import PositionOverride, swap_positions
-from tests.checkpoints.gguf_files import random_model
+from tests.gguf_files import random_model
 from tests.refusal import refuses
 from tests.tolerances import LOGITS
 

@@ -180,5 +180,5 @@ def test_the_probe_names_modules_that_do_not_rotate(folder: str) -> None:
     assert not report.is_rotation
     assert report.encoding is None
     assert any(
-        said in warning for warning in report.warnings for said in ("the two members of", "It is no rotation")
+        said in warning for warning in report.warnings for said in ("the two members of", "It is not a rotation")
     ), report.warnings

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -106,6 +109,78 @@ def test_every_backend_supports_a_new_distance_bias(backend: str) -> None:
     assert isinstance(encoding.score_bias(q, k, where, where), ByDistance)
     got = attend(q.float(), k.float(), v.float(), encoding=encoding, positions=Positions.arange(300), backend=backend)
     assert_close(got, expected, torch.float32)
+
+
+class Halved(ALiBi):
+    def of_distance(self, distance: Tensor, head: Tensor, *, slopes: Tensor) -> Tensor:
+        return super().of_distance(distance, head, slopes=slopes) / 2
+
+
+class Doubled(ALiBi):
+    def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor]:
+        return {name: 2 * x for name, x in super().operands(q, largest).items()}
+
+
+class FarthestBucket(T5Bias):
+    def buckets(self, distance: Tensor, bucket_of: Tensor | None = None) -> Tensor:
+        return self.num_buckets - 1 - super().buckets(distance, bucket_of)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Halved, Doubled, FarthestBucket])
+def test_a_subclass_with_another_formula_does_not_take_the_numbers_of_its_parent(kind: type[DistanceBias]) -> None:
+    """One thread has a way of its own to compute a table, which a subclass may not know."""
+    encoding = shaken(kind(HEADS))
+    q, places = torch.zeros(1, HEADS, 7, 4), Positions.arange(7)
+    value = encoding.score_bias(q, q, places, places)
+    assert isinstance(value, ByDistance)
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    assert torch.equal(value.table(-6, 6)[:, distance + 6], value.dense()[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["alibi", "learned alibi", "t5", "t5 both ways"])
+def test_a_kept_table_grows_and_follows_its_parameters(kind: str) -> None:
+    """In decoding, and with a change that torch does not count."""
+    encoding = shaken(KINDS[kind](HEADS))
+    assert isinstance(encoding, DistanceBias)
+    parameters = [*encoding.parameters()]
+
+    def at(first: int, last: int, dtype: torch.dtype = torch.float32) -> None:
+        found = encoding.distance_table(torch.zeros(1, HEADS, 0, 4, dtype=dtype), first, last)
+        assert found.dtype == dtype
+        assert found.stride(-1) == 1, "kernels read the distances of a head in a row"
+        with torch.enable_grad():  # which keeps nothing
+            assert torch.equal(found, encoding.distance_table(torch.zeros(1, HEADS, 0, 4, dtype=dtype), first, last))
+
+    spans = [(0, 4), (0, 5), (0, 2_000), (-7, 30), (5_000, 5_001), (-3, -1), (0, 4)]
+    for first, last in spans:
+        at(first, last)
+    for parameter in parameters:
+        parameter.data.mul_(-2)
+    for first, last in spans:
+        at(first, last)
+        at(first, last, torch.float64)
+
+
+@torch.no_grad()
+def test_a_kept_table_is_computed_once_and_holds_no_queries() -> None:
+    class Counted(ALiBi):
+        counted = 0
+
+        def along(self, q: Tensor, distance: Tensor) -> Tensor:
+            self.counted += len(distance)
+            return super().along(q, distance)
+
+    encoding, queries = Counted(HEADS), torch.zeros(1, HEADS, 1, 4)
+    alive = weakref.ref(queries)
+    for last in range(100, 120):
+        encoding.distance_table(queries, 0, last)
+    assert encoding.counted <= 101 + 25
+    del queries
+    gc.collect()
+    assert alive() is None
+    assert copy.deepcopy(encoding)._kept_table._kept is None
 
 
 def test_a_formula_that_is_missing_is_named() -> None:

@@ -102,3 +102,19 @@ def test_an_invalid_index_raises_an_error_at_once(index: Any) -> None:
         "Positions.arange(10)" if isinstance(index, int) else "Positions.of(index)",
     ):
         Positions(index)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_remedy_for_positions_of_another_size_fits(rows: int) -> None:
+    """The call that the error names is run, and its result has as many rows and tokens as the tokens have."""
+    for given in (Positions.arange(8, batch=2), Positions.arange(7, batch=rows)):
+        with pytest.raises(ShapeError) as caught:
+            given.require_fits(rows, 8, torch.device("cpu"), "q")
+        call = caught.value.remedy.removeprefix("pass ").split(", or ")[0]
+        positions = eval(call, {"Positions": Positions})  # noqa: S307
+        positions.require_fits(rows, 8, torch.device("cpu"), "q")
+        assert (positions.batch, positions.seq_len) == (rows, 8)
+    with refuses(ShapeError, "Positions.arange(8, batch=3)", "Positions.from_mask"):
+        Positions.arange(8, batch=2).expand(3)
+    with refuses(ShapeError, "device='meta'"):
+        Positions.arange(8, batch=2).require_fits(3, 8, torch.device("meta"), "q")

@@ -81,16 +81,16 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
         lambda x, positions: rotate_pairs(x, *coarsely_reduced(Positions.of(positions)), "half"), {"head_dim": TWIN},
         "Angles are wrong, which rounding of float32 products does not explain",
     ),
-    "35: a table by length": (GrowingRotary(), {}, "The positions it is given have no effect"),
-    "39: stays long": (StaysLong(), {"head_dim": WIDTH}, "It remembers: after a long sequence"),
-    "38: depends on the length": (StaysLong(), {"head_dim": WIDTH}, "the largest position of the call (from 256 on)"),
+    "35: a table by length": (GrowingRotary(), {}, "The positions that are passed to it have no effect"),
+    "39: stays long": (StaysLong(), {"head_dim": WIDTH}, "depends on earlier calls: after a long sequence"),
+    "38: depends on the length": (StaysLong(), {"head_dim": WIDTH}, "the largest position in the call (from 256 on)"),
     "43: a factor twice": (
         lambda x, positions: 1.4852**2 * turned(x, at(positions)),
         {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "tokens are multiplied by 2.20582, not by 1",
     ),
     "52: the other layout": (
         lambda x, positions: turned(x, at(positions), "interleaved"),
-        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "..., (30, 31), those of the encoding (0, 16)",
+        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "..., (30, 31), the encoding's (0, 16)",
     ),
     "52: the other direction": (
         lambda x, positions: turned(x, -at(positions)), {"head_dim": WIDTH}, "The direction is reversed",
@@ -99,11 +99,11 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
         of_half, {"head_dim": 2 * WIDTH, "expected": Rotary(2 * WIDTH, rotary_dim=WIDTH)},
         "15 of 16 pairs have another frequency, the first of them (1, 17)",
     ),
-    "65: inputs are overwritten": (in_place, {"head_dim": WIDTH}, "It overwrites the tokens it is given"),
+    "65: inputs are overwritten": (in_place, {"head_dim": WIDTH}, "It overwrites the tokens that are passed to it"),
     "72: one row for all": (
-        lambda x, positions: turned(x, at(positions[:1])), {"head_dim": WIDTH}, "Rows of a batch do not have positions",
+        lambda x, positions: turned(x, at(positions[:1])), {"head_dim": WIDTH}, "Rows of a batch do not have separate",
     ),
-    "97: two angles in a pair": (two_angles, {"head_dim": WIDTH}, "It is no rotation: the two members of 16 pairs get"),
+    "97: two angles in a pair": (two_angles, {"head_dim": WIDTH}, "not a rotation: the two members of 16 pairs get"),
     "keys the other way": (
         lambda q, k, positions: (turned(q, at(positions)), turned(k, -at(positions))), {"head_dim": WIDTH},
         "Queries and keys are not rotated alike: keys in the opposite direction",
@@ -118,7 +118,7 @@ BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "counting from 1": (
         lambda x, positions: turned(x, at(positions + 1)), {"head_dim": WIDTH},
-        "Position 0 is rotated already, as far as position 1 should be",
+        "Position 0 is already rotated, as far as position 1 should be",
     ),
 }  # fmt: skip
 
@@ -343,6 +343,6 @@ def test_the_encoding_that_is_named_rounds_as_was_found_and_says_how_far_it_was_
     from transformers import LlamaConfig
 
     found = str(locant.probe(LlamaConfig(hidden_size=64, num_attention_heads=2)))
-    assert "what explains it: float32(position) x float32(frequency)." in found
+    assert "The explanation: float32(position) x float32(frequency)." in found
     assert "The same as Rotary(head_dim=32, base=10000, layout='half', angles='float32'), to " in found
     assert " on random tokens at positions up to 61." in found

@@ -65,7 +65,7 @@ def test_a_head_norm_describes_the_norm() -> None:
 def test_a_head_norm_has_its_own_eps_and_weights() -> None:
     norm = HeadNorm(OF_Q, OF_K)
     for options in ({"eps": 1e-5}, {"plus_one": True}):
-        with refuses(RangeError, "beside a HeadNorm"):
+        with refuses(RangeError, "together with a HeadNorm"):
             probed(right, norm=norm, **options)
     with refuses(RangeError, "expected weights"):
         probed(right, norm=HeadNorm(None, OF_K))
@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "1 + the weights": (lambda k, positions: right(k, positions, 1 + OF_K), "1 + the weights are multiplied"),
     "weights of the other layout": (
         lambda k, positions: right(k, positions, OF_K.unflatten(0, (2, -1)).T.flatten()), "order of the other layout"),
-    "no norm": (turned, "there is none"),
+    "no norm": (turned, "it is missing"),
     "weights alone": (lambda k, positions: turned(k * OF_K, positions), "heads are not divided by their size"),
     "no eps": (lambda k, positions: turned(normed(k, OF_K, 0.0), positions), "there is no eps"),
     "another eps": (lambda k, positions: turned(normed(k, OF_K, 1e-5), positions), "eps is 1e-05, not 1e-06"),
@@ -216,6 +216,6 @@ def test_a_kernel_that_is_chosen_for_many_tokens_or_trips_over_a_view_is_named()
     def warned(target: Any) -> str:
         return " ".join(locant.probe(target, head_dim=WIDTH).warnings)
 
-    assert "Among thousands of tokens some are rotated otherwise" in warned(crowded)
-    assert "a view into a larger tensor" in warned(contiguous)
+    assert "Some tokens are rotated differently among thousands" in warned(crowded)
+    assert "a view of a larger tensor" in warned(contiguous)
     assert warned(turned) == ""

@@ -50,7 +50,7 @@ KEYS: dict[str, tuple[Both, str]] = {
     ),
     "a phase": (keys(lambda k, positions: turned(k, positions, phase=0.3)),
         "not rotated alike at position 0"),
-    "flipped": (keys(lambda k, positions: turned(k, positions.flip(1))), "Of keys alone: A token is rotated otherwise"),
+    "flipped": (keys(lambda k, positions: turned(k, positions.flip(1))), "For keys only: The rotation of a token"),
     "scaled": (keys(lambda k, positions: 1.2 * turned(k, positions)),
         "not scaled alike: queries are multiplied by 1 and keys by 1.2, so scores by 1.2"),
     "queries scaled": (lambda q, k, positions: (1.2 * turned(q, positions), turned(k, positions)),
@@ -59,7 +59,7 @@ KEYS: dict[str, tuple[Both, str]] = {
         "15 of 16 pairs have other frequencies in keys, the first of them (1, 17) with 0.5309 for 0.5623"),
     "the other direction": (keys(lambda k, positions: turned(k, -positions)), "keys in the opposite direction"),
     "another layout": (keys(lambda k, positions: turned(k, positions, layout="interleaved")),
-        "pairs of queries are (0, 16), (1, 17), (2, 18), ..., (15, 31), those of keys (0, 1), (2, 3)"),
+        "pairs of queries are (0, 16), (1, 17), (2, 18), ..., (15, 31), pairs of keys (0, 1), (2, 3)"),
     "another order": (keys(lambda k, positions: turned(k, positions).flip(-1)), "their dimensions in one order"),
     "counted": (keys(lambda k, positions: turned(k, torch.arange(k.shape[2])[None])),
         "Of keys: Angles do not grow evenly with the position"),
@@ -91,7 +91,7 @@ def test_what_is_wrong_far_away_or_in_other_rows_is_said_of_its_side() -> None:
 
     assert any("Angles of keys are wrong" in warning for warning in probed(beside_float32).warnings)
     rows = keys(lambda k, positions: turned(k, positions[:1]))
-    assert any("Of keys alone: Rows of a batch" in warning for warning in probed(rows).warnings)
+    assert any("For keys only: Rows of a batch" in warning for warning in probed(rows).warnings)
 
 
 def test_an_expected_encoding_is_held_against_both_sides() -> None:
@@ -130,7 +130,7 @@ def test_numbers_that_were_fitted_are_no_truth() -> None:
     assert isinstance(report.encoding, Rotary)
     assert isinstance(report.encoding.scaling, scaling.Linear)
     assert report.encoding.scaling.factor == pytest.approx(180 / math.pi, rel=SEVEN_DIGITS, abs=0)
-    assert "up to position 2,147,483,647 angles go on evenly" in str(report)
+    assert "up to position 2,147,483,647 angles continue evenly" in str(report)
     stretched = probed(lambda x, positions: turned(x, positions, INV_FREQ ** (32 / 30)))
     assert (stretched.warnings, stretched.errors) == ((), {})
 
@@ -156,9 +156,9 @@ def test_learned_frequencies_have_no_errors_but_go_on_evenly_or_not() -> None:
     assert (learned.warnings, learned.errors, learned.rounding) == ((), {}, "exact")
     wraps = probed(lambda x, positions: turned(x, positions % 4096, OWN))
     assert wraps.errors == {}
-    assert any("do not go on evenly" in warning and "position 4,097" in warning for warning in wraps.warnings)
+    assert any("do not continue evenly" in warning and "position 4,097" in warning for warning in wraps.warnings)
     coarse = probed(lambda x, positions: turned(x, positions.to(torch.bfloat16), OWN))
-    assert any("do not go on evenly" in warning and "position 257" in warning for warning in coarse.warnings)
+    assert any("do not continue evenly" in warning and "position 257" in warning for warning in coarse.warnings)
 
 
 def test_positions_that_begin_again_are_wrong() -> None:

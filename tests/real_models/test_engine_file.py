@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from benchmarks.real_models import engine_file
 from benchmarks.real_models.engine_file import READINGS, context_options
 from locant.engines.serve_args import serve_arguments
-from tests.engines.tiny_gguf import CONTEXT, model_of, write
+from tests.gguf_files import CONTEXT, scaled_model, write_gguf
 from tests.tolerances import LLAMA_CPP
 
 IDS = torch.randint(3, 300, (101,), generator=torch.Generator().manual_seed(1))
@@ -29,13 +29,13 @@ def test_losses_in_chunks_are_those_of_transformers_with_the_same_positions(
     flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_file, "CHUNK", 300 * 16)  # 16 tokens at a time
-    path = write(model_of("llama", "default"), tmp_path / "a.gguf")
+    path = write_gguf(scaled_model("llama", "default"), tmp_path / "a.gguf")
     found = engine_file.losses_of_llama_cpp(path, IDS.tolist(), flags, threads=1)
     same = {"--rope-freq-base": ("default", {"rope_theta": 500.0}), "--rope-scaling": ("linear", {"factor": 4.0})}
     rope_type, rope = same.get(flags.partition(" ")[0], ("default", {}))
-    assert np.abs(found - losses_of(model_of("llama", rope_type, **rope))).max() < LLAMA_CPP
+    assert np.abs(found - losses_of(scaled_model("llama", rope_type, **rope))).max() < LLAMA_CPP
     if flags:
-        assert np.abs(found - losses_of(model_of("llama", "default"))).max() > 0.1
+        assert np.abs(found - losses_of(scaled_model("llama", "default"))).max() > 0.1
 
 
 def test_printed_flags_become_options_of_the_context() -> None:

@@ -87,6 +87,40 @@ def test_what_is_recorded_is_measured_again_only_if_something_changed(tmp_path, 
     assert is_other == (changed != "nothing"), "the environment is that of the measurements"
 
 
+def test_measurements_of_other_versions_stay_with_their_versions_until_they_are_made_again(tmp_path, monkeypatch):
+    lines: list[str] = []
+
+    def part(torch_version, *keys, anew=False):
+        monkeypatch.setattr(record, "_version", lambda package: torch_version)
+        monkeypatch.setattr(record, "environment", lambda: {"python": f"of {torch_version}"})
+        kept = record.Record("a-part", ["smollm2"], anew=anew, folder=tmp_path, talk=lines.append)
+        made = [key for key in keys if kept.measure(key, {}, lambda: torch_version) == torch_version]
+        kept.write()
+        return made, record.read("a-part", tmp_path)
+
+    def origins(written):
+        """The version and the environment with which each value was made, as the file has them."""
+        return {
+            key: (origin["versions"]["torch"], origin["environment"]["python"], row["value"])
+            for key, row in written["measured"].items()
+            for origin in [written["earlier"][row["earlier"]] if "earlier" in row else written]
+        }
+
+    one, two = ("1", "of 1", "1"), ("2", "of 2", "2")
+    assert origins(part("1", "a", "b", "c")[1]) == {"a": one, "b": one, "c": one}
+    assert not lines[3:]
+    made, written = part("2", "b")
+    assert made == ["b"]
+    assert origins(written) == {"a": one, "b": two, "c": one}
+    assert "3 measurements with other versions or weights are kept" in lines[3]
+    made, written = part("1", "a", "b")
+    assert made == ["a", "b"]
+    assert len(lines) == len(["a", "b", "c", "kept", "b", "kept", "b"]), "a was not measured again"
+    assert origins(written) == {"a": one, "b": one, "c": one}
+    assert "earlier" not in written
+    assert origins(part("2", "a", anew=True)[1]) == {"a": two}
+
+
 def test_measuring_anew_replaces_one_measurement_after_the_other(tmp_path):
     def part(values, anew=False, end=True):
         kept = record.Record("a-part", ["smollm2"], anew=anew, folder=tmp_path, talk=lambda line: None)

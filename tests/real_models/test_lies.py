@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConf
 from benchmarks.real_models import audits, lies
 from benchmarks.real_models.lies import LIES, TRUTH
 from locant.lab.audit_subject import OWN, TransformersSubject
-from tests.engines import tiny_gguf
+from tests.gguf_files import gguf, scaled_model, write_gguf
 from tests.real_models.test_bugs import llama
 from tests.tolerances import LOGITS
 
@@ -98,11 +98,11 @@ def test_rows_are_interleaved_and_exchanged_in_each_head() -> None:
 
 
 def test_a_number_in_the_metadata_is_changed_or_missing_in_a_copy_alone(tmp_path: Path) -> None:
-    true = tiny_gguf.write(tiny_gguf.model_of("llama", "default"), tmp_path / "true.gguf")
+    true = write_gguf(scaled_model("llama", "default"), tmp_path / "true.gguf")
     before = true.read_bytes()
     for value, base in ((5e5, 5e5), (None, None)):
         lies.edit_gguf(true, tmp_path / "lie.gguf", "llama.rope.freq_base", value)
-        field = tiny_gguf.gguf.GGUFReader(tmp_path / "lie.gguf").get_field("llama.rope.freq_base")
+        field = gguf.GGUFReader(tmp_path / "lie.gguf").get_field("llama.rope.freq_base")
         assert (None if field is None else field.contents()) == base
     assert true.read_bytes() == before
     assert len(before) == (tmp_path / "lie.gguf").stat().st_size

@@ -132,7 +132,7 @@ def test_what_is_far_is_used_harmful_or_neither() -> None:
     stretches = {"a": seeds(3.0, 2.9), "b": seeds(3.0, 3.25), "c": seeds(3.0, 3.0), "d": seeds(3.0, 2.95)}
     said = sentences(losses, stretches=stretches)
     assert one_with("overlapping windows", said).endswith("the losses are a 2.900, b 3.250, c 3.000 and d 2.950.")
-    uses = ["help a (-0.100) and d (-0.050)", "have no clear effect on c (+0.000)", "hurt b (+0.250)"]
+    uses = ["help a (-0.100) and d (-0.050)", "have no clear effect on c (0.000)", "hurt b (+0.250)"]
     found = [sentence for sentence in said if "Tokens more than" in sentence]
     assert found == [f"Tokens more than 64 back (up to 512) {words}." for words in uses]
     few = sentences(losses, stretches={name: seeds(3.0, 2.9, count=9) for name in losses})
@@ -142,6 +142,17 @@ def test_what_is_far_is_used_harmful_or_neither() -> None:
     said = sentences({name: [(3.0,) * 4] * 2 for name in many}, stretches=many)
     assert one_with("overlapping windows", said).endswith("the losses are between 2.500 (e0) and 3.200 (e7).")
     assert one_with("At 512 tokens", said).endswith("7 other encodings are within the spread of seeds and windows.")
+
+
+def test_a_difference_that_rounds_to_zero_neither_helps_nor_hurts() -> None:
+    ends = {"a": 2.9996, "b": 3.0004, "c": 2.9994}
+    stretches = {name: [{64: [3.0] * 16, 512: [end] * 16}] * 2 for name, end in ends.items()}
+    said = sentences({name: [(3.0,) * 4] * 2 for name in ends}, stretches=stretches)
+    uses = ["help c (-0.001)", "have no clear effect on a (0.000) and b (0.000)"]
+    found = [sentence for sentence in said if "Tokens more than" in sentence]
+    assert found == [f"Tokens more than 64 back (up to 512) {words}." for words in uses]
+    for other, words in ((2.0004, "no encoding is clearly better"), (2.0006, "a has the lowest held-out loss")):
+        assert words in sentences({"a": [(2.0,)], "b": [(other,)]}, (8,))[0]
 
 
 def test_who_is_not_below_a_bigram_count_is_said() -> None:

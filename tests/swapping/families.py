@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +226,7 @@ def _has(config: Any, key: str) -> bool:
 
 # ---------------------------------------------------------------------- what becomes of each
 
-SAME = "same bits"
+SAME, SHORT = "same bits", "✓"
 BEYOND = (SIZES["sliding_window"] + 1, SIZES["max_position_embeddings"] + 12)
 """Lengths behind every one that the configurations name; `scaled` models name more."""
 LONG = Path(__file__).with_name("compiled_and_sharded.json")
@@ -301,8 +301,9 @@ This page covers every class of `transformers` {version} for causal and masked l
 sequence-to-sequence classes that learn a bias in their attention as T5 does (ByT5 uses T5's class). Each model is
 built tiny from its configuration, with random weights.
 
-- *Same bits*: with `locant.swap(model, angles="float32")` the logits are finite and bit for bit equal to the original.
-  They are compared at 12 tokens, beyond the model's window, and beyond the longest sequence of its configuration.
+- *Same bits* (✓): with `locant.swap(model, angles="float32")` the logits are finite and bit for bit equal to the
+  original. They are compared at 12 tokens, beyond the model's window, and beyond the longest sequence of its
+  configuration.
 - *Refused*: `swap` raises an error that states the reason, and changes nothing.
 - *Not built*: the class could not be built that small, or does not run on token ids alone, so it was not tested.
 
@@ -339,8 +340,15 @@ python -m tests.swapping.compiled_and_sharded
 {counts}
 ```
 
-| configuration | class | logits | {works} | why |
-|---|---|---|{rule}---|
+| configuration | class | logits | {works} |
+|---|---|---|{rule}
+"""
+
+OTHERS = """
+## Classes that are refused or not built
+
+| configuration | class | verdict | why |
+|---|---|---|---|
 """
 
 
@@ -348,18 +356,23 @@ def page(outcomes: Mapping[Family, Outcome]) -> str:
     """The page of the documentation."""
     long = json.loads(LONG.read_text(encoding="utf-8"))
     numbers = Counter(told.verdict for told in outcomes.values())
-    rows = sorted((*cells(family, told)[:-1], *_long(long, family), told.why) for family, told in outcomes.items())
+    works = sorted((*cells(family, told), *_long(long, family)) for family, told in outcomes.items() if not told.why)
+    others = sorted((*cells(family, told)[:3], told.why) for family, told in outcomes.items() if told.why)
     return INTRODUCTION.format(
         version=transformers.__version__,
         counts=", ".join(f"{count} {verdict}" for verdict, count in numbers.most_common()),
         works=" | ".join([*WORKS, *LONG_WORKS]), rule="---|" * (len(WORKS) + len(LONG_WORKS)),
         **long["versions"],
-    ) + "".join(f"| {' | '.join(row)} |\n" for row in rows)  # fmt: skip
+    ) + _lines(works) + OTHERS + _lines(others)  # fmt: skip
+
+
+def _lines(rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(SHORT if cell == SAME else cell for cell in row)} |\n" for row in rows)
 
 
 def cells(family: Family, told: Outcome) -> tuple[str, ...]:
-    """A row of the table, without the columns that take longer."""
-    return (family.model_type, family.cls, told.verdict, *told.works, told.why)
+    """A row of the first table, without the columns that take longer."""
+    return (family.model_type, family.cls, told.verdict, *told.works)
 
 
 def _long(long: Mapping[str, Any], family: Family) -> list[str]:

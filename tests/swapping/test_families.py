@@ -21,6 +21,7 @@ from tests.swapping.families import (
     LLAMA,
     SAME,
     SCALINGS,
+    SHORT,
     WORKS,
     Family,
     cells,
@@ -114,19 +115,21 @@ def test_every_model_class_keeps_its_bits_under_every_scaling(classes: Callable[
 def test_every_model_class_is_what_the_table_says(classes: Callable[[], list[Family]]) -> None:
     """One of the works of each class, in turn: ``python -m tests.swapping.families`` does all of them."""
     text = PAGE.read_text(encoding="utf-8")
-    if f"`transformers` {transformers.__version__} has" not in text:
+    if f"`transformers` {transformers.__version__} for" not in text:
         pytest.skip("the page was written with another release of transformers")
-    table = [tuple(line[2:-2].split(" | ")) for line in text.splitlines() if line.startswith("| ")][1:]
-    written = {row[:2]: (*row[: 3 + len(WORKS)], row[-1]) for row in table}
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| configuration |")]
+    rows = [tuple(SAME if cell == SHORT else cell for cell in line[2:-2].split(" | ")) for line in lines]
+    written = {row[:2]: row for row in rows}
     chosen, found = classes(), dict[tuple[str, ...], tuple[str, ...]]()
     for n, family in enumerate(families()):
         if family not in chosen:
             continue
         work = n % len(WORKS)
-        told = cells(family, outcome(family, [*WORKS][work : work + 1]))
-        there = written[told[:2]]
-        found[told[:2]] = tuple(cell if cell or k == 3 + work else there[k] for k, cell in enumerate(told))
-    assert found == {names: written[names] for names in found}
+        told = outcome(family, [*WORKS][work : work + 1])
+        row, there = cells(family, told), written[family.model_type, family.cls]
+        row = (*row[:3], told.why) if told.why else row
+        found[row[:2]] = tuple(cell if cell or k == 3 + work else there[k] for k, cell in enumerate(row))
+    assert found == {names: written[names][: len(row)] for names, row in found.items()}
     assert {*written} == {(family.model_type, family.cls) for family in families()}
     assert sum(row[2] == SAME for row in written.values()) >= 120
     assert not [row for row in written.values() if "differs" in row]

@@ -7,6 +7,7 @@ without a cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +18,10 @@ from transformers import DynamicCache
 
 import locant
 from locant.positions import PoPE
-from locant.swapping.attention_function import _share_bias
+from locant.swapping.attention_function import AttentionPoint, _prepare_attention, attention
 from locant.swapping.forward_arguments import cache_in
+from locant.swapping.new_encoding import NewEncoding, hold_encodings
+from locant.swapping.token_places import Places
 from tests.swapping import reference
 from tests.swapping.families import Family, telling
 from tests.swapping.work import behind, compiled, generated, ids, off, packed, padded
@@ -190,13 +193,32 @@ def test_layers_share_a_bias_within_a_call_and_not_between_calls(length: int) ->
 
 
 @torch.no_grad()
-def test_a_tile_of_a_shared_bias_is_that_of_its_tokens() -> None:
+def test_a_tile_of_inputs_that_layers_share_has_the_bias_of_its_tokens() -> None:
     encoding, tokens = trained(locant.Fire(HEADS)), locant.Positions.arange(7)
     q = torch.zeros(1, HEADS, 7, WIDTH)
-    shared = _share_bias(encoding, q, q, tokens, tokens)
-    assert shared is not encoding
-    for part in (slice(0, 7), slice(2, 5)):
-        queries = tokens if part == slice(0, 7) else tokens.slice(2, 5)
-        bias = shared.bias(q[:, :, part], q, queries, tokens)
+    inputs, _ = _prepare_attention(q, q, q, tokens, tokens, True, encoding, None, 0.0)
+    assert inputs.bias is not None
+    next_layer = inputs.with_tensors(q + 1, q + 1, q)
+    assert next_layer.bias is inputs.bias
+    for start, stop in ((0, 7), (2, 5)):
+        bias = next_layer.tile(start, stop).bias
         assert bias is not None
-        assert torch.equal(bias[0], encoding.matrix(7)[:, part])
+        assert torch.equal(bias.dense()[0], encoding.matrix(7)[:, start:stop, :stop])  # type: ignore[index]
+
+
+@pytest.mark.unchecked
+@torch.no_grad()
+@pytest.mark.parametrize("wrong", ["value", "key", "query"])
+def test_a_layer_with_other_tensors_is_checked_although_the_layer_before_was(wrong: str) -> None:
+    module, places, encoding = torch.nn.Linear(1, 1), Places(first=11, shared={}), locant.ALiBi(HEADS)
+    new = NewEncoding(module, 0, encoding)
+    hold_encodings(module, [new], ExitStack())
+    AttentionPoint(new, "sdpa").attach(module, ExitStack())
+    layer: dict[str, Any] = {"query": torch.zeros(1, HEADS, 1, WIDTH), "key": torch.zeros(1, 2, 12, WIDTH)}
+    layer["value"] = layer["key"]
+    for tensors in (layer, layer):
+        attention(module, **tensors, attention_mask=None, locant_places=places)
+    shorter = layer[wrong][:, :, 1:] if wrong == "value" else layer[wrong][..., 1:]
+    for other in (layer[wrong].double(), shorter):
+        with pytest.raises(locant.ShapeError):
+            attention(module, **(layer | {wrong: other}), attention_mask=None, locant_places=places)

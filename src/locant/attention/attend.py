@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
 import torch
@@ -11,14 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import Real, flag, real
+from locant.arguments import Real, flag
 from locant.attention.backends.dense import eager_attention, sdpa_attention
 from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.tiled import tiled_attention
-from locant.attention.choice import BackendName, choose_backend
+from locant.attention.choice import BackendChoice, BackendName, choose_backend
 from locant.attention.inputs import (
     AttentionInputs,
     AttentionResult,
+    check_dropout,
     check_scale,
     check_sinks,
     check_softcap,
@@ -154,7 +156,6 @@ def attend(
     >>> lse.shape, lse.dtype
     (torch.Size([2, 8, 5]), torch.float32)
     """
-    _require_no_context_parallel()
     require_tensors(q, k, v)
     require_encoding(encoding)
     if encoding is positions is k_positions is window is None and not causal:  # nothing depends on the positions
@@ -169,33 +170,44 @@ def attend(
     require_keys_between(encoding, mask)
     column, wants_lse = check_sinks(sinks, q), flag("return_lse", return_lse)
     factor = check_scale(scale, q.shape[-1])
-    dropout_p = real("dropout_p", dropout_p, low=0, below=1, remedy="dropout_p=0.0 outside training")
     inputs = AttentionInputs(
-        q, k, v, mask, encoding, factor, dropout_p, flag("return_weights", return_weights), check_softcap(softcap),
-        needs_lse=wants_lse or column is not None,
+        q, k, v, mask, encoding, factor, check_dropout(dropout_p), flag("return_weights", return_weights),
+        check_softcap(softcap), needs_lse=wants_lse or column is not None,
     )  # fmt: skip
-    # `torch.amp.is_autocast_available` also knows the meta device, but the compiler of torch 2.9 cannot trace it.
-    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
-        # Autocast would round a float32 bias to the dtype of the queries, even at far distances.
-        with torch.autocast(q.device.type, enabled=False):
-            y, lse, weights = _attend(backend, inputs, column)
-    else:
-        y, lse, weights = _attend(backend, inputs, column)
+    y, lse, weights = attend_to_inputs(inputs, backend, column)
     if weights is None and not wants_lse:
         return y
     return y, *(x for x in (weights, lse if wants_lse else None) if x is not None)
 
 
-def _attend(backend: BackendName, inputs: AttentionInputs, sinks: Tensor | None) -> AttentionResult:
+def attend_to_inputs(
+    inputs: AttentionInputs, backend: BackendName | BackendChoice = "auto", sinks: Tensor | None = None
+) -> AttentionResult:
+    """Return the result of `attend` for checked arguments. `backend` may be the choice for inputs that are alike."""
+    _require_no_context_parallel()
     encoding, mask = inputs.encoding, inputs.mask
-    if encoding is not None and has_pair_sets(encoding):
-        result = _attend_by_set(backend, encoding, inputs)
-    else:
-        classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
-        result = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
-    if sinks is None or result.lse is None:
-        return result
-    return _add_sinks(result.y, result.lse, result.weights, sinks)
+    with without_autocast(inputs.q):
+        if isinstance(backend, BackendChoice):
+            result = _run_chosen_backend(backend, inputs)
+        elif encoding is not None and has_pair_sets(encoding):
+            result = _attend_by_set(backend, encoding, inputs)
+        else:
+            classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
+            result = _run_backend(backend, inputs) if classes is None else _attend_by_class(backend, classes, inputs)
+        if sinks is None or result.lse is None:
+            return result
+        return _add_sinks(result.y, result.lse, result.weights, sinks)
+
+
+def without_autocast(q: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast, which would round a float32 bias to the dtype of the queries.
+
+    Far distances would then be the same number.
+    """
+    # `torch.amp.is_autocast_available` also knows the meta device, but the compiler of torch 2.9 cannot trace it.
+    if q.is_meta or not torch.is_autocast_enabled(q.device.type):
+        return nullcontext()
+    return torch.autocast(q.device.type, enabled=False)
 
 
 def _require_no_context_parallel() -> None:
@@ -280,7 +292,10 @@ def _has_elements(inputs: AttentionInputs) -> bool:
 
 
 def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:
-    choice = choose_backend(backend, inputs)
+    return _run_chosen_backend(choose_backend(backend, inputs), inputs)
+
+
+def _run_chosen_backend(choice: BackendChoice, inputs: AttentionInputs) -> AttentionResult:
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
     has_elements = _has_elements(inputs)
     if choice.method is not None and not eager and has_elements:

@@ -30,20 +30,19 @@ from locant.attention.memory import (
     RotatedQueries,
     Values,
     as_bytes,
-    check_lengths,
     new_memory,
     positions_after,
     require_encoding,
-    require_rows,
     zero_slots,
 )
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import changes_cached_keys
+from locant.positions.cached_rows import check_lengths, require_rows
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
-from locant.positions.fields import TokenFeatures
+from locant.positions.fields import TokenFeatures, join_fields
 from locant.tensors import host_can_read
 
 
@@ -245,7 +244,7 @@ class KVCache(Cache):
         """
         if self._positions is None:
             return positions
-        all_positions = Positions.cat([self._positions, positions])
+        all_positions = Positions(**join_fields((self._positions, positions)))
         if all_positions.order_or_none is None or not positions.seq_len:
             return all_positions
         shift = all_positions.order[:, self._length] - positions.order[:, 0]

@@ -68,6 +68,10 @@ def concatenate(parts: Sequence[AttentionResult], dim: int) -> AttentionResult:
     return AttentionResult(torch.cat(y, dim), *(torch.cat(each, dim) if each else None for each in others))
 
 
+NEEDS_LSE = "the log-sum-exp, which sinks, return_lse=True and encodings with several outputs to merge (PaTH) need"
+"""What some kernels do not return, for their errors."""
+
+
 @dataclass(frozen=True)
 class AttentionInputs:
     """The inputs of a backend, which computes ``softmax(cap(q k^T scale) + bias) v``. `attend` adds sinks later."""
@@ -82,7 +86,7 @@ class AttentionInputs:
     return_weights: bool = False
     softcap: Real | None = None
     needs_lse: bool = False
-    """Whether the caller or the sinks need the log-sum-exp."""
+    """True if the caller, the sinks or a merge of several outputs need the log-sum-exp."""
 
     @property
     def num_scores(self) -> int:
@@ -91,7 +95,7 @@ class AttentionInputs:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether several query heads share a key head."""
+        """Return whether several query heads share a key head."""
         return self.q.shape[1] != self.k.shape[1]
 
     @property
@@ -117,7 +121,10 @@ class AttentionInputs:
         """
         if q is self.q and k is self.k and v is self.v:
             return self
-        inputs = dataclasses.replace(self, q=q, k=k, v=v)
+        inputs = AttentionInputs(
+            q, k, v, self.mask, self.encoding, self.scale, self.dropout_p, self.return_weights, self.softcap,
+            self.needs_lse,
+        )  # fmt: skip
         bias = self._memo.get("asked")
         if bias is not None and (same_bias := bias.for_vectors(q, k)) is not None:
             vars(inputs)["asked"] = same_bias
@@ -140,12 +147,12 @@ class AttentionInputs:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether ``backward`` may be called on the result."""
+        """Return whether ``backward`` may be called on the result."""
         return torch.is_grad_enabled() and any(x.requires_grad or hides_gradient(x) for x in self.sources)
 
     @property
     def is_transformed(self) -> bool:
-        """Whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
+        """Return whether forward mode or `torch.func` computes a derivative. ``backward`` does not count."""
         return may_be_differentiated() and is_differentiated(*self.sources)
 
     def without_padding(self) -> AttentionInputs:
@@ -174,7 +181,7 @@ class AttentionInputs:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
+        """Return whether there are few queries per key and no gradients. Then `k` and `v` are not copied.
 
         This depends on shapes and on which tensors need a gradient, so that compiled code does not read values.
         """
@@ -287,6 +294,11 @@ def check_softcap(softcap: Any) -> Real | None:
     if isinstance(softcap, Tensor) and softcap.requires_grad:
         raise RangeError("got a softcap that requires a gradient, which it would not get", "softcap.item()")
     return None if softcap is None else real("softcap", softcap, above=0, remedy="softcap=None for no bound")
+
+
+def check_dropout(dropout_p: Any) -> Real:
+    """Return the probability of dropping a weight."""
+    return real("dropout_p", dropout_p, low=0, below=1, remedy="dropout_p=0.0 outside training")
 
 
 def check_sinks(sinks: Any, q: Tensor) -> Float[Tensor, " heads"] | None:

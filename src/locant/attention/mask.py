@@ -68,7 +68,7 @@ class AttentionMask:
 
     @property
     def is_full(self) -> bool:
-        """Whether every query is known to attend to every key."""
+        """Return whether every query is known to attend to every key."""
         if self.offset is None or self.window is not None:
             return False
         if self.causal and self.offset < self.keys.seq_len - 1:  # noqa: SIM103  # symbolic comparisons are not bools
@@ -77,12 +77,12 @@ class AttentionMask:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the mask is known to be the lower triangle of a square, which fused kernels call causal."""
+        """Return whether the mask is known to be the lower triangle of a square, which fused kernels call causal."""
         return self.causal and self.window is None and self._is_square and not self.is_full
 
     @property
     def is_plain(self) -> bool:
-        """Whether fused kernels do not need a matrix for this mask. A single query counts as the last token."""
+        """Return whether fused kernels do not need a matrix for this mask. A single query counts as the last token."""
         if self.offset is None or self.window is not None:
             return False
         return not self.causal or self._is_square or self.queries.seq_len <= 1
@@ -95,7 +95,7 @@ class AttentionMask:
 
     @property
     def skips_tokens(self) -> bool:
-        """Whether a query is known to attend to a key while the query or a token between them is not a key.
+        """Return whether a query is known to attend to a key while the query or a token between them is not a key.
 
         The result is ``False`` without a causal mask, because the keys may then belong to another sequence. The orders
         of a document's tokens are expected to count one by one. The result is known if both sides count one by one, and

@@ -29,13 +29,11 @@ from locant.attention.memory import (
     RotatedQueries,
     Values,
     as_bytes,
-    check_lengths,
-    require_numbers,
-    require_rows,
 )
 from locant.errors import RangeError, ShapeError
 from locant.kernels.norm_rotary import HeadNorm
 from locant.positions import PositionEncoding, Positions
+from locant.positions.cached_rows import check_lengths, require_numbers, require_rows
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
 from locant.spelling import dtype_name

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from locant.checkpoints.explanation import Layer, Layers, explain
+from locant.checkpoints.explanation import Layers, explain
+from locant.checkpoints.layer_strip import Layer
 from locant.checkpoints.rotary_settings import CHUNK, VISIBLE
 from locant.models.config_values import integer_at
 from locant.models.encodings import encoding_from_config
@@ -118,17 +119,17 @@ def _model_differences(
 def _compare_layers(configs: tuple[Any, Any], layers: tuple[Layers, Layers], common: int) -> LayersComparison:
     names = layers[0].name, layers[1].name
     rotaries = [_rotary(config, name) for config, name in zip(configs, names, strict=True)]
-    ours, theirs = rotaries
-    if ours is None or theirs is None:
+    first_rotary, second_rotary = rotaries
+    if first_rotary is None or second_rotary is None:
         encodings = [each.encoding if each.rotary is None else "Rotary" for each in layers]
         same = encodings[0] == encodings[1]
         return LayersComparison(
             names=names, differences=() if same else (f"{encodings[0]} here, {encodings[1]} there",)
         )
-    differences = [*_rotary_differences(ours, theirs)]
-    if len(ours.pairs) != len(theirs.pairs):
+    differences = [*_rotary_differences(first_rotary, second_rotary)]
+    if len(first_rotary.pairs) != len(second_rotary.pairs):
         return LayersComparison(names=names, differences=tuple(differences))
-    first, largest, compared = _cos_sin_difference(ours, theirs, min(common, MOST_POSITIONS))
+    first, largest, compared = _cos_sin_difference(first_rotary, second_rotary, min(common, MOST_POSITIONS))
     if first is not None:
         differences.append(
             f"cosines and sines differ from position {first:,} on, by up to {spell(largest, 2)} in the first "

@@ -148,18 +148,18 @@ def write_extension(
     method: str = "yarn",
     output: Path | None = None,
     factors: LongFactors | None = None,
-    beside: Callable[[Extension], None] = lambda extension: None,
+    write_related: Callable[[Extension], None] = lambda extension: None,
 ) -> tuple[Extension, Path]:
     """Extend the configuration at `source`, and write it to `extension_path`.
 
-    `beside` writes related files, such as a picture. If it fails, the configuration is not written either.
+    `write_related` writes related files, such as a picture. If it fails, the configuration is not written either.
     """
     path = extension_path(source, to=to, method=method, output=output)
     extension = extend(read_source(source), to=to, method=method, factors=factors)
     with NewFile(path) as file:
         file.write(as_json(extension.config).encode())
         file.fsync()
-        beside(extension)
+        write_related(extension)
         file.publish()
     return extension, path
 
@@ -238,8 +238,8 @@ def _changed_values(
     inner: Mapping[str, Any] = rope if layer_type is None else rope[layer_type]
     new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
     new["rope_theta"] = base
-    beside = {key: base for key in keys.base_keys_of(layer_type) if key in config}
-    return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **beside, **lengths}
+    bases = {key: base for key in keys.base_keys_of(layer_type) if key in config}
+    return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **bases, **lengths}
 
 
 def _reaches_other_layers(

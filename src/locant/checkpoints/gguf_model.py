@@ -40,7 +40,7 @@ PER_LAYER = {
 PER_LAYER_GATE = {
     "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
 }  # fmt: skip
-"""The same for the gate in a layer."""
+"""The modules of the per-layer gate in each layer, and their names in a file."""
 FACTORS = ("rope_freqs.", "rope_factors_")
 """The beginnings of the names of the factors of a scaling, which `unread_scaling` reports."""
 FREQUENCIES = (".attn_rot_embd.",)
@@ -54,7 +54,7 @@ MOST_NAMES = 4
 
 
 class GgufWeights(NamedTuple):
-    """What became of the weights of a file.
+    """A report on how the weights of a file were read.
 
     Args:
         file: the path of the file.
@@ -145,8 +145,8 @@ def unread_tensors(file: GgufFile, model: Any) -> tuple[str, ...]:
             blocks = {name: BLOCK.match(name) for name in file.tensors}
             return tuple(name for name, block in blocks.items() if block and int(block[1]) >= layers)
         kind = loader.TENSOR_PROCESSORS.get(file.architecture, loader.TensorProcessor)
-        known = loader.get_gguf_hf_weights_map(model, kind(config={}))
-        return tuple(name for name in file.tensors if name not in known)
+        read_names = loader.get_gguf_hf_weights_map(model, kind(config={}))
+        return tuple(name for name in file.tensors if name not in read_names)
 
 
 def _by_names_alone(architecture: str) -> bool:
@@ -269,10 +269,10 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
     >>> with locant.swap(model, locant.encoding("nope")):  # doctest: +SKIP
     ...     model.generate(...)
     """
-    found = find_gguf(path)
-    if found is None:
+    gguf_path = find_gguf(path)
+    if gguf_path is None:
         raise InputError(f"got {path}, expected a .gguf file, or a folder with one", "use load_swapped for a folder")
-    file = open_gguf(found)
+    file = open_gguf(gguf_path)
     file.require_model()
     if not file.tensors:
         raise InputError(f"got {file.path}, a vocabulary without weights", "use the file of the whole model")
@@ -281,7 +281,7 @@ def load_gguf(path: Path | str, *, cls: Any = None, config: Any = None, dtype: s
         raise InputError(got, "use the file of a causal language model")
     require("accelerate", "loading a GGUF file")
     if config is None:
-        config = load_gguf_config(found)
+        config = load_gguf_config(gguf_path)
     options: dict[str, Any] = {"dtype": getattr(torch, "float32" if dtype == "auto" else dtype_name(dtype))}
     with redirect_stderr(StringIO()), _reading(file) as transformers:  # for a bar that transformers draws
         if hasattr(transformers, "GgufConfig"):  # else transformers may keep blocks and download a kernel for them
@@ -335,8 +335,8 @@ class GgufTables:
     def find(self, module: str, part: str = "weight") -> str | None:
         """Return the name of this module's tensor in the file, or ``None``."""
         in_layer = MODULE_IN_LAYER.fullmatch(module)
-        own = f"blk.{in_layer[1]}.{PER_LAYER_GATE.get(in_layer[2])}" if in_layer else self._names.get(module)
-        name = f"{own}.{part}"
+        gguf_module = f"blk.{in_layer[1]}.{PER_LAYER_GATE.get(in_layer[2])}" if in_layer else self._names.get(module)
+        name = f"{gguf_module}.{part}"
         return name if name in self.file.tensors else None
 
     def shape(self, name: str) -> tuple[int, ...]:

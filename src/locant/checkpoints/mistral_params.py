@@ -57,7 +57,11 @@ def config_of_params(params: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"got a {PARAMS} of a model with multi-head latent attention", OTHER_FILE)
     config: dict[str, Any] = {
         "model_type": "mixtral" if params.get("moe") else "mistral",
-        **{ours: params[theirs] for theirs, ours in KEYS.items() if params.get(theirs) is not None},
+        **{
+            config_key: params[mistral_key]
+            for mistral_key, config_key in KEYS.items()
+            if params.get(mistral_key) is not None
+        },
         **{key: params[key] for key in SAME if params.get(key) is not None},
         "rope_interleave": True,
         ORIGIN: PARAMS,
@@ -88,7 +92,11 @@ def _yarn(yarn: object) -> dict[str, Any]:
     if not isinstance(yarn, Mapping) or not {"factor", TRAINED} <= {*yarn}:
         raise InputError(f"got yarn={short_repr(yarn)}, expected a factor and {TRAINED}", f"copy {PARAMS} again")
     rope: dict[str, Any] = {"rope_type": "yarn", TRAINED: integer(TRAINED, yarn[TRAINED])}
-    rope |= {ours: number(theirs, yarn[theirs]) for theirs, ours in YARN.items() if yarn.get(theirs) is not None}
+    rope |= {
+        config_key: number(mistral_key, yarn[mistral_key])
+        for mistral_key, config_key in YARN.items()
+        if yarn.get(mistral_key) is not None
+    }
     if not flag("apply_scale", yarn.get("apply_scale", True)):
         rope["attention_factor"] = 1.0
     return rope

@@ -79,12 +79,9 @@ class _Source:
 
     def read(self, module: str, shape: tuple[int, ...], why: str, part: str = "weight") -> Tensor:
         """Read a tensor, and require this shape, which follows from the keys in `why`."""
-        name = self.tensors.find(module, part) or self.tensors.find(module, OLD_NAMES.get(part, part))
-        if name is None:
-            got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
-            raise InputError(got, "use the folder of the whole model, with its own config.json")
-        if (found := self.tensors.shape(name)) != shape:
-            got = f"got {name} of shape {found} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
+        name = self._find(module, part)
+        if (saved_shape := self.tensors.shape(name)) != shape:
+            got = f"got {name} of shape {saved_shape} in {self.folder}, expected {shape} by its {CONFIG} ({why})"
             raise InputError(got, "use the configuration and the weights of one model")
         tensor = self.tensors.tensor(name)
         if self.dtype is not None:
@@ -94,6 +91,18 @@ class _Source:
             got = f"got {name} of {dtype} in {self.folder}, expected {stated} by its {CONFIG}"
             raise InputError(got, f"dtype={dtype!r}, the dtype of the file")
         return tensor
+
+    def num_rows(self, module: str) -> int:
+        """Return the number of rows of a table in the file."""
+        return self.tensors.shape(self._find(module, "weight"))[0]
+
+    def _find(self, module: str, part: str) -> str:
+        """Return the name of a tensor. Raise `InputError` if the model lacks it."""
+        name = self.tensors.find(module, part) or self.tensors.find(module, OLD_NAMES.get(part, part))
+        if name is None:
+            got = f"got {self.folder} without a tensor {module}.{part}, which a {self.config['model_type']} needs"
+            raise InputError(got, "use the folder of the whole model, with its own config.json")
+        return name
 
 
 def read_pretrained_token(folder: Path | str, dtype: torch.dtype | str | None = None) -> PretrainedInput:
@@ -208,19 +217,28 @@ def read_lab_encoding(source: Path | str) -> PositionEncoding | None:
 
 def _token(source: _Source) -> PretrainedInput:
     config, inputs = source.config, source.row.inputs
-    rows = required(config, "vocab_size")
+    table = f"{source.prefix}{inputs.tokens}"
+    # the published configurations of Gemma 3 have only the values that differ from the defaults of the class
+    rows = required(config, "vocab_size") if "vocab_size" in config else source.num_rows(table)
     width_key = inputs.width_key(config)
     width = required(config, width_key)
     options: dict[str, Any] = {"vocab_size": rows, "d_model": width, "scale": _scale(config, inputs)}
-    padding = config.get("pad_token_id")
+    padding = config.get("pad_token_id", None if _states_no_padding(source.facts) else inputs.default_padding)
     if inputs.padding and padding is not None:
         row = integer("pad_token_id", padding, -rows)
         if row >= rows:
             got = f"got pad_token_id={row} in {source.folder / CONFIG}, of a vocabulary of {rows}"
             raise InputError(got, f"set 'pad_token_id': null, or a number below {rows}")
         options["padding_idx"] = row
-    weight = source.read(f"{source.prefix}{inputs.tokens}", (rows, width), f"vocab_size and {width_key}")
+    weight = source.read(table, (rows, width), f"vocab_size and {width_key}")
     return PretrainedInput(options=options, tensors={"weight": weight})
+
+
+def _states_no_padding(facts: Config) -> bool:
+    """Return whether a configuration states null as the padding token, which replaces the default of the class."""
+    text = facts.get("text_config")
+    stated = text if isinstance(text, Mapping) else facts
+    return "pad_token_id" in stated and stated["pad_token_id"] is None
 
 
 def _scale(config: Config, inputs: InputTables) -> RowScale | None:

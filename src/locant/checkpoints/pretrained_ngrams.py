@@ -53,8 +53,8 @@ def read_ngram_weight(tensors: TensorFolder, table: NGramTable, dtype: torch.dty
     shapes = [tensors.shape(name) for name in names]
     num_rows = sum(shape[0] for shape in shapes if shape[1:] == (table.width,))
     if num_rows != table.num_rows:
-        given = f"{len(shapes)} tensors of the shapes {short_repr(shapes)}" if len(shapes) > 1 else f"shape {shapes[0]}"
-        got = f"got {table.module} of {given} in {tensors.folder}, expected {(table.num_rows, table.width)}"
+        saved = f"{len(shapes)} tensors of the shapes {short_repr(shapes)}" if len(shapes) > 1 else f"shape {shapes[0]}"
+        got = f"got {table.module} of {saved} in {tensors.folder}, expected {(table.num_rows, table.width)}"
         raise InputError(f"{got} by its {CONFIG}", "use the configuration and the weights of one model")
     parts = [tensors.tensor(name) for name in names]
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -90,14 +90,14 @@ def read_pretrained_gate(
         raise InputError(got, "use NGramGate.from_config, and copy its parameters")
     streams, d_model = options["num_streams"], options["d_model"]
     state = dict[str, Tensor]()
-    for theirs, ours in GATE.items():
-        part, _, kind = theirs.rpartition(".")
+    for saved_name, parameter in GATE.items():
+        part, _, kind = saved_name.rpartition(".")
         if (name := tensors.find(f"{module}.{part}", kind)) is None:
-            got = f"got {tensors.folder} without a tensor {module}.{theirs}"
+            got = f"got {tensors.folder} without a tensor {module}.{saved_name}"
             raise InputError(got, "use the folder of the whole model, with its own config.json")
         tensor = tensors.tensor(name)
-        tensor = tensor.view(streams, d_model) if ours.endswith("norm") else tensor
-        state[ours] = tensor.squeeze(1) if ours == "taps" else tensor
+        tensor = tensor.view(streams, d_model) if parameter.endswith("norm") else tensor
+        state[parameter] = tensor.squeeze(1) if parameter == "taps" else tensor
         if dtype is not None:
-            state[ours] = state[ours].to(as_dtype(dtype, DTYPES.values()))
+            state[parameter] = state[parameter].to(as_dtype(dtype, DTYPES.values()))
     return config, state

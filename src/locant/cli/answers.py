@@ -61,12 +61,12 @@ def answers(verb: Callable[..., Answer]) -> Callable[..., None]:
 
 def _describe_gguf(*, dtype: str | None = None, **_: Any) -> dict[str, Any] | None:
     """Write to stderr what becomes of the weights of a GGUF file, and return it as plain values."""
-    if (found := click.get_current_context().meta.get(GGUF)) is None:
+    if (gguf_call := click.get_current_context().meta.get(GGUF)) is None:
         return None
     from locant.checkpoints.gguf_model import gguf_weights
     from locant.report.console import log_line
 
-    file, reads = found
+    file, reads = gguf_call
     weights = gguf_weights(file, dtype or "auto", table_only=reads == "table")
     for line in (str(weights), *weights.notes):
         log_line(line)

@@ -60,13 +60,18 @@ def explain(config: str, against: str | None, n_ctx: int | None, output: Path | 
     transformer = Path(config) / "transformer"
     source = str(transformer) if transformer.is_dir() else config
     read, note = find_source(source)
-    note = note or missing_weights(source)
+    note = _join_notes(note, missing_weights(source))
     if isinstance(read, dict) and "_class_name" in read:
         return _explain_diffusers(read, note, output)
     explanation = explain(read)
     draw_into(output, lambda: draw_explanation(explanation, config_dict(read), config))
     facts = {"config": config, "note": note, **explanation_facts(explanation), "figure": output and str(output)}
     return Answer(facts, lambda: print_explanation(explanation, config, note), files=[output])
+
+
+def _join_notes(*notes: str | None) -> str | None:
+    """Join the notes about a configuration and about its folder, which can both exist."""
+    return "; ".join(note for note in notes if note) or None
 
 
 def _gguf_of(config: str) -> Path | None:
@@ -89,7 +94,9 @@ def _compare(config: str, against: str, output: Path | None) -> Answer:
         raise InputError("got --output with --against, but there is no picture of two models", "omit --output")
     sources = find_source(config), find_source(against)
     comparison = compare_configs(sources[0].config, sources[1].config)
-    notes = [source.note or missing_weights(name) for name, source in zip((config, against), sources, strict=True)]
+    notes = [
+        _join_notes(source.note, missing_weights(name)) for name, source in zip((config, against), sources, strict=True)
+    ]
     names = [f"{name}: {note}" if note else name for name, note in zip((config, against), notes, strict=True)]
     facts = comparison_facts(comparison, config, against)
     return Answer(facts, lambda: print_comparison(comparison, *names), code=0 if comparison.agrees else 1)
@@ -171,7 +178,10 @@ def extend(
         got = f"got {flag_of(next(iter(search_settings)))} without a search"
         raise InputError(got, "add --method longrope --search my.txt")
     extension, written = write_extension(
-        config, **settings, factors=factors, beside=lambda new: draw_into(figure, lambda: draw_extension(new, config))
+        config,
+        **settings,
+        factors=factors,
+        write_related=lambda new: draw_into(figure, lambda: draw_extension(new, config)),
     )
     facts = {"config": config, **extension_facts(extension), "written": str(written), "figure": figure and str(figure)}
     return Answer(facts, lambda: print_extension(extension, config), files=[written, figure])
@@ -179,7 +189,7 @@ def extend(
 
 @click.command("probe")
 @model(None)
-@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: that of the first layer.")
+@click.option("--layer-type", help="The layer type to probe, if layers differ. Default: the type of the first layer.")
 @picture
 @answers
 def probe(model: str, layer_type: str | None, output: Path | None) -> Answer:

@@ -25,13 +25,13 @@ def list_(name: str | None, **options: Any) -> Answer:
     from locant.report.console import log_line
     from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
 
-    given = only_given(options)
+    options_of_encoding = only_given(options)
     if name is not None:
-        require_taken(name, given, "list")
-        facts = encoding_facts(name, **given)
+        require_taken(name, options_of_encoding, "list")
+        facts = encoding_facts(name, **options_of_encoding)
         return Answer(facts, lambda: print_encoding(facts))
-    if given:
-        raise click.UsageError(f"got {flag_of(next(iter(given)))} without the name of an encoding")
+    if options_of_encoding:
+        raise click.UsageError(f"got {flag_of(next(iter(options_of_encoding)))} without the name of an encoding")
     facts_of_encodings, failures = facts_of_all()
     for failure in failures:
         log_line(f"left out: {failure}")
@@ -70,12 +70,12 @@ def plot(
     from locant.positions.registry import name_of
     from locant.report.listing import numbers
 
-    given = only_given(options)
-    require_taken(encoding, given, "plot")
+    options_of_encoding = only_given(options)
+    require_taken(encoding, options_of_encoding, "plot")
     encoding = name_of(encoding)
     path = output or Path(f"{encoding}.png")
     require_figure(path)
-    built = encoding_to_draw(encoding, length=length, seed=seed, trained=trained, **given)
+    built = encoding_to_draw(encoding, length=length, seed=seed, trained=trained, **options_of_encoding)
     drawn = draw(built, length=length, theme=THEMES[theme], trained=trained, causal=causal, untrained=True)
     save(drawn, path)
     length = default_length(built) if length is None else length

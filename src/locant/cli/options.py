@@ -16,10 +16,18 @@ from locant.figures import SIZES
 from locant.spelling import dtype_name, real_number, whole_number
 
 F = TypeVar("F", bound=Callable[..., Any])
+MAX_SEED = 2**63 - 1
+"""The largest seed of torch's generators."""
 
 
 class Whole(click.IntRange):
     """A whole number in one of the forms of `whole_number`."""
+
+    def _describe_range(self) -> str:
+        """Return the range for help and errors. click's own words for a number without bounds are ``x<=None``."""
+        if self.min is None and self.max is None:
+            return ""
+        return super()._describe_range().replace(str(MAX_SEED), "2^63 - 1")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -57,7 +65,7 @@ class OneOf(_Choice):
         return super().convert(self.read(value) or value, param, ctx)
 
 
-SEED = Whole(min=0, max=2**63 - 1)
+SEED = Whole(min=0, max=MAX_SEED)
 
 
 class PathOption(click.Path):

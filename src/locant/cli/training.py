@@ -33,7 +33,7 @@ from locant.shell import shell_path
 from locant.spelling import AmbiguousNumberError, numbers, real_number, whole_number
 
 report_folder = output("The folder of the report.", default="report")
-beside_others = click.option(
+force_option = click.option(
     "--force", is_flag=True, help="Write into a folder that holds other files, without changing them."
 )
 qk_norm = click.option(
@@ -112,7 +112,7 @@ def _default(name: str) -> str:
 @click.option("--ray", metavar="ADDRESS|local", help="Train on a Ray cluster, or in local Ray processes.")
 @tokenizer_options
 @report_folder
-@beside_others
+@force_option
 @answers
 def compare(files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Train every encoding at a short length, and measure it at longer ones.
@@ -234,7 +234,7 @@ def generate(model: str, prompt: str, **options: Any) -> Answer:
 @device
 @dtype
 @report_folder
-@beside_others
+@force_option
 @answers
 def evaluate(model: str, files: tuple[str, ...], output: Path, force: bool, **options: Any) -> Answer:
     """Measure other position encodings in a trained model, without training.

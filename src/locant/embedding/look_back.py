@@ -18,10 +18,14 @@ from torch import Tensor
 
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.cached_rows import check_lengths, require_rows
 from locant.positions.documents import PADDING
+from locant.positions.earlier_tokens import require_earlier_tokens
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.spelling import dtype_name
 
+SHARD = "pass the whole row with its Positions, and take the rank's tokens then: [:, row.shard_slots(rank, world)]"
+"""The remedy for a shard of a row."""
 Values = Shaped[Tensor, "batch seq *width"]
 Documents = Int[Tensor, "batch seq"]
 
@@ -77,23 +81,18 @@ class TokenHistory:
             whole("length", length, 0, 0, remedy="pass 0 for an empty history")
             return
         slots = len(self)
-        lengths = torch.as_tensor(length, device=self._is_real.device)
-        if lengths.is_floating_point() or lengths.ndim > 1 or (lengths.ndim and len(lengths) != len(self._is_real)):
-            got = f"got lengths {tuple(lengths.shape)} of {dtype_name(lengths.dtype)} for {len(self._is_real)} rows"
-            raise ShapeError(got, "pass an integer, or one for each row")
-        low, high = (int(each) for each in lengths.aminmax())
-        if low < 0 or high > slots:
-            got = f"got {low if low < 0 else high} for length, expected 0 to {slots}"
-            raise RangeError(got, "pass a number of slots from 0 to len(history)")
-        is_kept = torch.arange(slots, device=lengths.device) < lengths.expand(len(self._is_real))[:, None]
+        lengths = check_lengths(length, slots, len(self._is_real), self._is_real.device)
+        high = int(lengths.amax())
+        is_kept = torch.arange(slots, device=lengths.device) < lengths[:, None]
         is_real = self._is_real & is_kept
         removed = self._is_real.sum(1) - is_real.sum(1)
-        kept = (self._document != PADDING).sum(1) - removed
-        if bool((kept < is_real.sum(1).clamp(max=self._reach)).any()):
-            got = f"got {int(removed.max())} tokens to remove, this history can remove {self.spare}"
-            raise RangeError(
-                got, f"use a history with spare={int(removed.max())}, or clear() it and read the row again"
-            )
+        held, all_real = (self._document != PADDING).sum(1), self._is_real.sum(1)
+        removable = torch.where(held >= all_real, all_real, held - self._reach)
+        if (lacking := int((removed - removable).amax())) > 0:
+            row = int((removed - removable).argmax())
+            got = f"got {int(removed[row])} tokens to remove from row {row}, whose history holds {int(removable[row])}"
+            remedy = f"use TokenHistory(spare={self.spare + lacking}), or clear() it and read the row again"
+            raise RangeError(f"{got} tokens that it can remove", remedy)
         source = torch.arange(self._document.shape[1], device=removed.device) - removed[:, None]
         self._document = self._document.gather(1, source.clamp(min=0)).masked_fill(source < 0, PADDING)
         self._values = _take(self._values, source.clamp(min=0))
@@ -103,7 +102,7 @@ class TokenHistory:
         """Keep these rows, in this order, for beam search. Rows may be repeated."""
         if self._values is None or self._document is None or self._is_real is None:
             raise LocantError("got rows to reorder in an empty history", "read the prompt first")
-        rows = rows.to(self._document.device)
+        require_rows(rows, len(self._document), self._document.device)
         self._values, self._document, self._is_real = (
             each.index_select(0, rows) for each in (self._values, self._document, self._is_real)
         )
@@ -118,8 +117,8 @@ class TokenHistory:
             self._values = values.new_zeros(batch, size, *values.shape[2:])
             self._document = torch.full((batch, size), PADDING, dtype=torch.int64, device=values.device)
         past = self._values
-        found = (batch, *values.shape[2:], values.dtype, values.device, reach)
-        if found != (len(past), *past.shape[2:], past.dtype, past.device, self._reach):
+        layout = (batch, *values.shape[2:], values.dtype, values.device, reach)
+        if layout != (len(past), *past.shape[2:], past.dtype, past.device, self._reach):
             got = f"got {tuple(values.shape)} {dtype_name(values.dtype)} on {values.device} to look back {reach} tokens"
             expected = f"{tuple(past.shape)} {dtype_name(past.dtype)} on {past.device} for {self._reach}"
             raise ShapeError(f"{got}, the history holds {expected}", "use one TokenHistory() per module and batch")
@@ -143,22 +142,26 @@ def resolve_documents(
     positions: OptionalPositions,
     history: TokenHistory | None,
     what: str,
+    owner: str,
     *,
     matter: bool = True,
 ) -> Documents | None:
     """Return the document of each token of `x`, or ``None`` if each row is one document, or continues the history.
 
-    Raise `LocantError` if the tokens before these ones matter and are unknown.
+    Raise `LocantError` if the tokens before these ones matter for `owner` and are known to be missing.
     """
+    if history is not None and not isinstance(history, TokenHistory):
+        got = f"got history of type {type(history).__name__}, expected a TokenHistory"
+        raise LocantError(got, "history=locant.embedding.TokenHistory(), one for each module")
     is_first = history is None or not len(history)
     if positions is None and not is_first:
         return None
     positions = positions_or_default(positions, x.shape[1], x.device, matter=is_first and matter)
     require_positions(positions)
     positions.require_fits(x.shape[0], x.shape[1], x.device, what)
-    if is_first and matter and positions.start:
-        got = f"got tokens from position {positions.start} on without the tokens before them"
-        raise LocantError(got, "pass history=locant.embedding.TokenHistory(), the same one for the prompt")
+    if is_first and matter:
+        cache = "history=locant.embedding.TokenHistory(), the same one for the prompt"
+        require_earlier_tokens(positions, owner, of_cache=cache, of_shard=SHARD)
     return None if is_first and positions.document_or_none is None else positions.document.expand(x.shape[:2])
 
 

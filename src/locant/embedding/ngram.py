@@ -197,7 +197,7 @@ class NGramEmbedding(nn.Module):
 
         Raises:
             RangeError: an id is not in the vocabulary. A GPU does not check this, and any id has a row.
-            LocantError: the positions do not begin at 0 and there is no history, so the tokens before are unknown.
+            LocantError: tokens before these ones are known to be missing, and there is no history.
         """
         rows = self.rows_of(ids, positions, history=history)
         columns = self.read(rows)
@@ -211,7 +211,7 @@ class NGramEmbedding(nn.Module):
         *,
         history: TokenHistory | None = None,
     ) -> Float[Tensor, "batch seq output_width"]:
-        """Add the embeddings to `x`, column by column as BLT does, which rounds otherwise than adding their sum."""
+        """Add the embeddings to `x`, column by column as BLT does. Adding their sum would round differently."""
         if x.shape[-1] != self.output_width:
             raise shape_error("x", x, f"a last dimension of {self.output_width}", "use the width of the model")
         if self.combine == "concat":
@@ -229,7 +229,9 @@ class NGramEmbedding(nn.Module):
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")
-        document = resolve_documents(ids, positions, history, "ids", matter=self.hashing.max_order > 1)
+        document = resolve_documents(
+            ids, positions, history, "ids", "NGramEmbedding", matter=self.hashing.max_order > 1
+        )
         # no id reads outside of the table, so a GPU does not wait for the check
         ids = require_ids(ids, self._num_ids, "NGramEmbedding", "vocab_size", ids.device, look=not ids.is_cuda)
         tokens = ids if self.token_map is None else self.token_map.to(ids.device)[ids.clamp(0, self._num_ids - 1)]

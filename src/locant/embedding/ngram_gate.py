@@ -127,7 +127,9 @@ class NGramGate(nn.Module):
             raise shape_error("hidden", hidden, expected, "hidden.flatten(-2) for streams in a dimension of their own")
         if rows.shape[-1] != self.rows_width:
             raise shape_error("rows", rows, f"a last dimension of {self.rows_width}", "embedding(ids, positions)")
-        document = resolve_documents(hidden, positions, history, "hidden", matter=self.kernel_size > 1)
+        document = resolve_documents(
+            hidden, positions, history, "hidden", "the convolution of NGramGate", matter=self.kernel_size > 1
+        )
         key = self._norm(self.key(rows).unflatten(-1, (self.num_streams, -1)), self.key_norm)
         query = self._norm(hidden.unflatten(-1, (self.num_streams, -1)), self.query_norm)
         score = (key * query).sum(-1, keepdim=True) / self.d_model**0.5

@@ -32,6 +32,7 @@ SizeKind = Literal["prime", "power_of_two"]
 MAX_SIZE = 2**40
 """The largest number of rows of one column."""
 MAX_ORDER = 64
+MAX_INT64 = 2**63 - 1
 WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """Bases for which the Miller-Rabin test has no false prime below 3.3e24 (Sorenson and Webster 2015)."""
 LAYER_STEP = 10_007
@@ -67,6 +68,11 @@ class NGramHash:
     end: int | None = None
 
     def __post_init__(self) -> None:
+        lists = {"orders": "(2, 3)", "sizes": "(20_000_003, 20_000_023)", "multipliers": "((3, 5), (3, 5, 7))"}
+        for name, example in lists.items():
+            object.__setattr__(self, name, tuple(entries(name, getattr(self, name), f"{name}={example}")))
+        rows = (entries("multipliers", each, f"multipliers={lists['multipliers']}") for each in self.multipliers)
+        object.__setattr__(self, "multipliers", tuple(tuple(row) for row in rows))
         if not self.orders or not len(self.orders) == len(self.sizes) == len(self.multipliers):
             numbers = f"{len(self.orders)} orders, {len(self.sizes)} sizes and {len(self.multipliers)} multipliers"
             raise RangeError(
@@ -78,8 +84,13 @@ class NGramHash:
             if len(multipliers) != order:
                 got = f"got {len(multipliers)} multipliers for an order of {order}"
                 raise RangeError(got, "pass one multiplier for each token of the n-gram")
+            for each in multipliers:
+                whole("a multiplier", each, -MAX_INT64 - 1, MAX_INT64, remedy="use wrap(multiplier), as torch computes")
         one_of("operation", self.operation, ("xor", "sum"))
         whole("vocab_size", self.vocab_size, 1, remedy="pass the vocab_size of the tokenizer")
+        whole("fill", self.fill, -MAX_INT64 - 1, MAX_INT64, remedy="fill=0")
+        if self.end is not None:
+            whole("end", self.end, -MAX_INT64 - 1, MAX_INT64, remedy="end=None, or the id that ends a text")
 
     @classmethod
     def of(
@@ -153,9 +164,6 @@ def random_multipliers(count: int, vocab_size: int, seed: int) -> tuple[int, ...
     """Return the multipliers of Engram: odd, from NumPy's generator, and so small that no product overflows."""
     bound = max(1, MAX_INT64 // vocab_size // 2)
     return tuple(int(each) * 2 + 1 for each in np.random.default_rng(seed).integers(0, bound, size=count))
-
-
-MAX_INT64 = 2**63 - 1
 
 
 def wrap(number: int) -> int:

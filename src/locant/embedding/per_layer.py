@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, Real, entries, flag, one_of, real, shape_error, whole
 from locant.embedding.deferred_errors import DeferredErrorModule
 from locant.embedding.sparse_rows import SparseTable, require_file_fits
-from locant.embedding.table import Ids, Table, ids_on_device, rows_of
+from locant.embedding.table import Ids, Table, as_int64, ids_on_device, rows_of
 from locant.embedding.table_file import TableFile
 from locant.embedding.token import factor_of, round_factor
 from locant.errors import InputError, RangeError, ShapeError
@@ -216,7 +216,7 @@ class PerLayerEmbedding(DeferredErrorModule):
         The table is read on its own device, which may be another one than the model's.
         """
         weight = self._require_table()
-        ids = ids_on_device(ids, self)
+        ids = as_int64(ids_on_device(ids, self), "PerLayerEmbedding")
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq), or (seq,) for one row", "ids.flatten(1)")

@@ -92,6 +92,16 @@ class RowAdagrad(torch.optim.Optimizer):
             got = f"got {len(weights)} parameters for {file}, expected its weight alone"
             raise LocantError(got, "embedding.use_file(file), and RowAdagrad([embedding.weight], file=file)")
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of each row with its bits. `torch.optim.Optimizer` would cast it to the dtype of the rows."""
+        super().load_state_dict(state_dict)
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        weights = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(saved, weights, strict=True):
+            if (entry := state_dict["state"].get(number)) is not None:
+                exact = entry["sum_of_squares"].to(parameter.device, torch.float32, copy=True)
+                self.state[parameter]["sum_of_squares"] = exact
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the rows that have a gradient."""

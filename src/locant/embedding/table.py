@@ -112,6 +112,17 @@ def ids_on_device(ids: Ids, module: nn.Module, name: str = "ids") -> Tensor:
     return to_int64(name, ids, next(itertools.chain(module.parameters(), module.buffers())).device)
 
 
+def as_int64(ids: Any, layer: str) -> Int[Tensor, "*batch"]:
+    """Return `ids` as int64. Raise `ShapeError` unless they are integers.
+
+    Convert ids before they are compared: torch compares bytes with 258,880 modulo 256.
+    """
+    require_tensor("ids", ids)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ShapeError(f"got ids of dtype {dtype_name(ids.dtype)} for {layer}, expected integers", "ids.long()")
+    return ids.long()
+
+
 def require_ids(
     ids: Any, num_rows: int, layer: str, limit: str, device: torch.device, *, look: bool = True
 ) -> Int[Tensor, "*batch"]:
@@ -121,12 +132,9 @@ def require_ids(
     would cause a device-side assertion, after which the process cannot use the device. While a graph is compiled or
     captured, values must not be read, so ids are not checked.
     """
-    require_tensor("ids", ids)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ShapeError(f"got ids of dtype {dtype_name(ids.dtype)} for {layer}, expected integers", "ids.long()")
+    ids = as_int64(ids, layer)
     if ids.device != device:
         raise ShapeError(f"got ids on {ids.device}, but {layer} is on {device}", f"ids.to({str(device)!r})")
-    ids = ids.long()
     if not look or not has_values(ids) or not ids.numel():
         return ids
     if ids.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.errors import InputError, RangeError
-from locant.files import flush, lock, replace_file
+from locant.files import flush, lock, replace_file, wrap_os_errors
 from locant.spelling import dtype_name
 from locant.tensors import as_dtype
 
@@ -101,7 +101,7 @@ class TableFile:
         header, begin, size = _header(rows, width, kind)
         generator = torch.Generator().manual_seed(whole("seed", seed, 0, remedy="seed=0"))
         step = max(1, BLOCK_BYTES // (width * kind.itemsize))
-        with replace_file(path) as temporary, temporary.open("wb") as file:
+        with replace_file(path) as temporary, wrap_os_errors(path), temporary.open("wb") as file:
             file.write(header)
             file.truncate(begin + size)
             file.seek(begin + 4 * rows)
@@ -110,7 +110,7 @@ class TableFile:
                 file.write(block.view(torch.uint8).numpy().tobytes())
         _undo_folder(path).mkdir()
         opened = cls._map_file(path)
-        opened.checkpoint(0)
+        opened._begin_undo(0)
         return opened
 
     @classmethod
@@ -129,7 +129,10 @@ class TableFile:
         step = steps[-1] if step is None and steps else step
         if step is None or step not in steps:
             opened.close()
-            got = f"got step={step}, {path} can return to the steps {', '.join(map(str, steps)) or 'none'}"
+            if not steps:
+                got = f"got {path} without undo files, so it can return to no checkpoint"
+                raise InputError(got, f"copy the files of {_undo_folder(path)}, too, or create the table again")
+            got = f"got step={step}, {path} can return to the steps {', '.join(map(str, steps))}"
             raise InputError(got, "pass one of them, or create the table again")
         for each in reversed(steps[steps.index(step) :]):
             for rows, weight, state in opened._records(each):
@@ -149,15 +152,14 @@ class TableFile:
 
     def save_rows(self, rows: Int[Tensor, " rows"]) -> None:
         """Write the bytes of these rows to the undo file, unless they were written since the last checkpoint."""
-        if self._undo is None:
-            raise RangeError("got rows to change in a table that is closed", "TableFile.open(path)")
+        undo = self._require_open("rows to change")
         new = rows[torch.from_numpy(~self._is_saved[rows.numpy()])].unique()
         if not len(new):
             return
         parts = (new, self.weight[new].view(torch.uint8), self.state[new])
         payload = b"".join(part.contiguous().numpy().tobytes() for part in parts)
-        _write_all(self._undo, RECORD.pack(zlib.crc32(payload), len(new)) + payload)
-        os.fsync(self._undo)
+        _write_all(undo, RECORD.pack(zlib.crc32(payload), len(new)) + payload)
+        os.fsync(undo)
         self._is_saved[new.numpy()] = True
 
     def checkpoint(self, step: int) -> None:
@@ -166,6 +168,7 @@ class TableFile:
         If the process is killed between both, the model's older checkpoint still has its table.
         """
         step = whole("step", step, 0, 10**12 - 1, remedy="step=100")
+        self._require_open("a checkpoint to write")
         if self.steps and step <= self.steps[-1]:
             got = f"got step={step} after the checkpoint of step {self.steps[-1]}"
             raise RangeError(got, f"pass a step above {self.steps[-1]}, or TableFile.open(path, step=...) to go back")
@@ -174,9 +177,16 @@ class TableFile:
 
     def forget(self, before: int) -> None:
         """Remove the undo files of checkpoints before this step, to which the table can then not return."""
+        self._require_open("checkpoints to remove")
         for step in self.steps[:-1]:
             if step < before:
                 self._undo_path(step).unlink()
+
+    def _require_open(self, what: str) -> int:
+        """Return the open undo file. After `close`, another process may have the table open."""
+        if self._undo is None:
+            raise RangeError(f"got {what} in a table that is closed", "TableFile.open(path)")
+        return self._undo
 
     def advise(self, rows: Int[Tensor, " rows"]) -> None:
         """Ask the system to read the pages of these rows. It reads many at once, and this does not wait for them."""
@@ -247,10 +257,12 @@ class TableFile:
 
     def _records(self, step: int) -> Iterator[tuple[Tensor, Float[Tensor, "rows width"], Float[Tensor, " rows"]]]:
         """Yield the rows and old bytes of each complete record."""
-        width, kind = self.weight.shape[1], self.weight.dtype
+        (num_rows, width), kind = self.weight.shape, self.weight.dtype
         with self._undo_path(step).open("rb") as file:
             while len(head := file.read(RECORD.size)) == RECORD.size:
                 checksum, count = RECORD.unpack(head)
+                if not 0 < count <= num_rows:  # not written completely
+                    return
                 payload = file.read(count * (8 + width * kind.itemsize + 4))
                 if zlib.crc32(payload) != checksum:
                     return

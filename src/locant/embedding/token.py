@@ -99,7 +99,9 @@ class TokenEmbedding(DeferredErrorModule):
         """Load the token table of a published model, with the scale that the model's code applies to the rows.
 
         The table is mapped into memory: a row is read from disk when it is used, and writing to the table does not
-        change the file.
+        change the file. If the configuration lacks ``vocab_size``, the table has the rows of the file. If it lacks
+        ``pad_token_id``, the default of the model's class in `transformers` counts (BERT, RoBERTa, OPT, Gemma and their
+        relatives).
 
         Args:
             folder: a folder with ``config.json`` and the weights in safetensors, whole or in shards.
@@ -225,7 +227,7 @@ class TokenEmbedding(DeferredErrorModule):
         The table never shrinks (a table padded to a round size keeps its padding). Afterwards the weight is a new
         parameter, so build the optimizer after resizing. Another module that shares the weight, such as a tied head,
         keeps the old weight, and a warning names its class. Tie it again. `InputEmbedding.resize` resizes a token table
-        together with the tables beside it.
+        together with the other tables of its input.
         """
         has = self.vocab_size
         vocab_size = whole("vocab_size", vocab_size, has, remedy=f"resize({has}) or more; rows are never dropped")

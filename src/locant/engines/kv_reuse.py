@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32, one_of, short_repr, whole
-from locant.checkpoints.explanation import layer_strip
+from locant.checkpoints.layer_strip import layer_strip
 from locant.checkpoints.pretrained import describe_layers
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate

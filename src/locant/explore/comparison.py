@@ -53,7 +53,7 @@ class Comparison:
         return self._last_line or f"ended with code {code}"
 
     @property
-    def done(self) -> int:
+    def num_steps(self) -> int:
         """The number of steps of all trainings so far."""
         return sum(map(len, self.losses.values()))
 

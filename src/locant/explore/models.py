@@ -73,9 +73,9 @@ def small_model(name: str) -> Decoder:
     >>> weights.shape, bool(weights[0, 0, 1:].any())
     (torch.Size([4, 3, 3]), False)
     """
-    weights, own = load_file(FOLDER / WEIGHTS), f"{ENCODING_PREFIX}{name}."
+    weights, prefix = load_file(FOLDER / WEIGHTS), f"{ENCODING_PREFIX}{name}."
     shared = {key: weight for key, weight in weights.items() if not key.startswith(ENCODING_PREFIX)}
-    encoding_weights = {key.removeprefix(own): weight for key, weight in weights.items() if key.startswith(own)}
+    encoding_weights = {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
     model = untrained_model.__wrapped__(name, VOCAB_SIZE)
     model.load_state_dict({**shared, **{f"embedding.encoding.{key}": each for key, each in encoding_weights.items()}})
     return model

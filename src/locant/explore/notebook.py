@@ -29,10 +29,10 @@ class Widget(anywidget.AnyWidget):
     refused = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, screen: str, settings: dict[str, str], session: Session) -> None:
-        found = find_screen(screen)
+        screen_class = find_screen(screen)
         self._screen, self._session = screen, session
         super().__init__(
-            title=found.title, about=found.about, module=f"screens/{screen}.js", settings=settings,
+            title=screen_class.title, about=screen_class.about, module=f"screens/{screen}.js", settings=settings,
             answer=as_json(answer_for_one_screen(screen, settings, session)),
         )  # fmt: skip
         self.observe(self._ask, "settings")

@@ -138,11 +138,11 @@ def _is_own(request: Request) -> bool:
 
 
 def _with_headers(send: Send) -> Send:
-    own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+    headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def sending(message: Any) -> None:
         starts = message["type"] == "http.response.start"
-        await send({**message, "headers": [*message["headers"], *own]} if starts else message)
+        await send({**message, "headers": [*message["headers"], *headers]} if starts else message)
 
     return sending
 

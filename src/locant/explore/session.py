@@ -248,11 +248,11 @@ class Session:
 
 def _shorten_names(files: Sequence[Path]) -> dict[str, Path]:
     """Name the files by the shortest distinct ends of their paths."""
-    parts = {file.resolve().parts: file for file in files}
+    file_by_parts = {file.resolve().parts: file for file in files}
 
-    def name(own: tuple[str, ...]) -> str:
-        others = [each for each in parts if each != own]
-        size = next(size for size in count(1) if own[-size:] not in [each[-size:] for each in others])
-        return "/".join(own[-size:])
+    def name(parts: tuple[str, ...]) -> str:
+        others = [each for each in file_by_parts if each != parts]
+        size = next(size for size in count(1) if parts[-size:] not in [each[-size:] for each in others])
+        return "/".join(parts[-size:])
 
-    return {name(own): file for own, file in parts.items()}
+    return {name(parts): file for parts, file in file_by_parts.items()}

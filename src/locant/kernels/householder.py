@@ -11,7 +11,7 @@ product, of vectors that are c wider: ``[q, -tril(Q W^T)]`` and ``[k, C^T]``, wh
 the key.
 
 It costs ``head_dim`` products per token and level, so n log(n) in all, and all matrices have a norm of at most 1 if w
-has length 1 and beta is between 0 and 2. Nothing is divided, so a singular matrix (beta of 1) is no problem.
+has length 1 and beta is between 0 and 2. It never divides, so singular matrices (beta of 1) are allowed.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class HouseholderPath:
         weighted = torch.cat([beta * w, (beta * (w @ k.mT)).tril(-1)], dim=-1)
         solved = torch.linalg.solve_triangular(triangle, weighted, upper=False, unitriangular=True)
         u, shares = solved.split([width, self.block], dim=-1)
-        products = (q @ self._of_queries(w).mT).tril()
+        products = (q @ self._query_blocks(w).mT).tril()
         self._local = torch.cat([q, -products], dim=-1), torch.cat([k, shares.mT], dim=-1)
-        self._q, self._k = q - products @ self._of_queries(u), k - shares.mT @ w
+        self._q, self._k = q - products @ self._query_blocks(u), k - shares.mT @ w
         self._products = torch.eye(width, dtype=w.dtype, device=w.device) - w.mT @ u
 
-    def _of_queries(self, x: Tensor) -> Tensor:
+    def _query_blocks(self, x: Tensor) -> Tensor:
         """Return the blocks with queries, with a dimension for the query heads that share a key head."""
         return x[:, :, None, self._first_block :]
 

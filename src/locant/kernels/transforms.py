@@ -52,7 +52,10 @@ def is_dispatch_mode_active() -> bool:
 
 def is_plain_eager() -> bool:
     """Return whether the caller needs only the result: no gradient, no graph, no transform, no dispatch mode."""
-    return not (torch.is_grad_enabled() or may_be_differentiated() or is_dispatch_mode_active())
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    level = forward_ad._current_level  # pyright: ignore[reportPrivateUsage]
+    return level < 0 and functorch.peek_interpreter_stack() is None and not is_dispatch_mode_active()
 
 
 def is_exporting() -> bool:
@@ -70,7 +73,8 @@ def is_batched_gradient(grad: Tensor) -> bool:
 
 def is_batched(tensor: Tensor) -> bool:
     """Return whether the tensor is a batch of samples of `torch.func.vmap`, whose values cannot be read."""
-    return any(functorch.is_batchedtensor(layer) for layer in _layers(tensor))
+    is_wrapped = functorch.is_functorch_wrapped_tensor(tensor)
+    return is_wrapped and any(functorch.is_batchedtensor(layer) for layer in _layers(tensor))
 
 
 def hides_gradient(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ Most of the other 15 hypotheses cost an eighth of a pass or less. Each error in 
 again. With the defaults, SmolLM2-135M takes 160 seconds on one core.
 
 If the layers of a model differ, a base is tried for each type of layers, and other layers get full attention or a
-sliding window. What two hypotheses compute in the same way within a window of the text is measured once.
+sliding window. Hypotheses with equal positions within a window of the text are measured only once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from locant.lab.generation import is_lab_folder
 from locant.lab.language_model import DTYPES, device_of, load_config, num_windows, stated_length, without_weights
 from locant.lab.readable_model import read_language_model
 from locant.lab.settings import ENOUGH_WINDOWS, VOCAB_SIZE
-from locant.lab.significance import margin_of_mean
+from locant.lab.significance import MIN_DIFFERENCE, margin_of_mean
 from locant.lab.summary import Cell, Row
 from locant.lab.text_learning import count, losses_in_windows
 from locant.positions.base import PositionEncoding
@@ -44,10 +44,8 @@ from locant.spelling import dtype_name
 from locant.swapping.added_point import learned_tables
 from locant.text.corpus import read_corpus
 
-TABLE = "a table of learned positions, which are in the weights themselves"
-NOTHING_ELSE = "no positions that can be read in another way"
-MIN_DIFFERENCE = 0.0005
-"""The smallest difference that counts, in nats per token, even if all windows agree. It is printed as 0.001."""
+TABLE = "a table of learned positions, which is part of the weights"
+NOTHING_ELSE = "no positions that could be computed in another way"
 MIN_WINDOWS = 2
 """The number of windows after which a hypothesis may be dropped. One is enough if it has `USUAL` tokens."""
 PART_TOKENS = 32
@@ -73,7 +71,7 @@ def audit(
     - ``"cannot tell"``: other hypotheses are within noise of the configuration, and none is better;
     - ``"not explained"``: the best hypothesis predicts the text no better than counting words. The weights have a
       convention that is not among the hypotheses, or they are broken, or the text is of another kind;
-    - ``"nothing to find"``: the model has no positions that can be read in another way.
+    - ``"nothing to find"``: the model has no positions that could be computed in another way.
 
     `losses` are nats per token by hypothesis, the lowest first. `dropped` contains the number of measured windows of
     each hypothesis that was dropped. The loss of such a hypothesis is an estimate: the loss of the best hypothesis so
@@ -273,9 +271,7 @@ def _is_worse(losses: np.ndarray, best: np.ndarray, looks: int) -> bool:
 
 
 def _is_clear(one: np.ndarray, other: np.ndarray, comparisons: int) -> bool:
-    """Return whether two hypotheses differ by more than chance and by `MIN_DIFFERENCE` or more."""
-    if not abs(np.mean(one) - np.mean(other)) >= MIN_DIFFERENCE:
-        return False
+    """Return whether two hypotheses differ by more than chance, by the rule of `Row.is_clear`."""
     first, second = (
         Row(
             encoding="", num_seeds=1, train_loss=None, by_position=(), by_length={1: Cell.of([float(np.mean(losses))])},

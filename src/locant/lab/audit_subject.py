@@ -165,19 +165,21 @@ class Subject(ABC):
 
     def rotary(self, layer_type: str | None, hypothesis: Hypothesis) -> Rotary:
         """Return the encoding that a hypothesis gives to a type of layers. The layout is not changed."""
-        own = self.own[layer_type]
-        options: dict[str, Any] = {"base": dict(hypothesis.bases).get(str(layer_type)) or hypothesis.base or own.base}
+        own_rotary = self.own[layer_type]
+        options: dict[str, Any] = {
+            "base": dict(hypothesis.bases).get(str(layer_type)) or hypothesis.base or own_rotary.base
+        }
         if hypothesis.share is not None:
-            options["rotary_dim"] = int(own.head_dim * hypothesis.share)
+            options["rotary_dim"] = int(own_rotary.head_dim * hypothesis.share)
         if hypothesis.scaling == "none":
             options["scaling"] = Unscaled()
         elif hypothesis.scaling is not None:
             trained = self.trained() // int(hypothesis.scaling.partition(":")[2])
-            dim = options.get("rotary_dim", own.rotary_dim)
+            dim = options.get("rotary_dim", own_rotary.rotary_dim)
             options["scaling"] = scaling_by_name(hypothesis.scaling, trained, dim, options["base"])
         if hypothesis.direction == "reversed":
-            options["scaling"] = _ReversedScaling(of=options.get("scaling", own.scaling))
-        return own.replace(**options)
+            options["scaling"] = _ReversedScaling(of=options.get("scaling", own_rotary.scaling))
+        return own_rotary.replace(**options)
 
     def positions_key(self, hypothesis: Hypothesis) -> Sequence[object]:
         """Return a key that is equal for two hypotheses that compute the same positions."""
@@ -214,12 +216,18 @@ class TransformersSubject(Subject):
         points = [] if is_alibi else rotary_points(model, angles="float32")
         for point in points:
             point.require_own()
-        own = _with_both_types({kind: rotary for point in points for kind, rotary in point.own.items()}, self.config)
-        super().__init__(own, bool(self.biased), lambda: stated_length(self.config))
+        own_rotaries = _with_both_types(
+            {kind: rotary for point in points for kind, rotary in point.own.items()}, self.config
+        )
+        super().__init__(own_rotaries, bool(self.biased), lambda: stated_length(self.config))
         self.length = USUAL
         types: Sequence[str] | None = getattr(self.config, "layer_types", None)
         self.types = tuple(types or ())
-        if own and getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True):
+        if (
+            own_rotaries
+            and getattr(self.config, "sliding_window", None)
+            and getattr(self.config, "use_sliding_window", True)
+        ):
             self.aspects["window"] = WINDOWS
             if self.types and {*self.types} <= {FULL, SLIDING}:
                 self.aspects["full"] = PATTERNS
@@ -312,8 +320,8 @@ class LabSubject(Subject):
     def __init__(self, model: Any) -> None:
         self.model: Decoder = model
         encoding = self.model.encoding
-        own: dict[str | None, Rotary] = {None: encoding} if isinstance(encoding, Rotary) else {}
-        super().__init__(own, isinstance(encoding, ALiBi), self._trained)
+        own_rotaries: dict[str | None, Rotary] = {None: encoding} if isinstance(encoding, Rotary) else {}
+        super().__init__(own_rotaries, isinstance(encoding, ALiBi), self._trained)
 
     def _trained(self) -> int:
         if self.model.train_length is None:

@@ -42,7 +42,7 @@ from locant.lab.results import (
     read_same_run,
 )  # fmt: skip
 from locant.lab.settings import TEXT, VOCAB_SIZE, Settings, require_one_duration, settings_of_suite
-from locant.lab.text_learning import build, shape, split_off
+from locant.lab.text_learning import build, shape, split_held_out
 from locant.lab.training import SHARE, SWEEP_SEED, Cost, Text, Training, candidates, cost, sweep, trainings
 from locant.positions import Positions
 from locant.text.corpus import Corpus, read_corpus
@@ -249,7 +249,7 @@ def _text(ids: np.ndarray | None, vocab_size: int, settings: Settings) -> Text |
         return None
     if ids is None:
         raise InputError("got no text to train on", Remedy("pass ids=..., or {} alone", tasks=("copy",)))
-    return Text(*split_off(ids, settings.lengths[-1]), vocab_size)
+    return Text(*split_held_out(ids, settings.lengths[-1]), vocab_size)
 
 
 class Watcher:

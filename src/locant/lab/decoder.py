@@ -69,12 +69,12 @@ class Decoder(nn.Module):
     @contextmanager
     def use_encoding(self, encoding: PositionEncoding) -> Generator[Decoder]:
         """Use another encoding with the same weights until the block ends."""
-        own = self.embedding.encoding
+        own_encoding = self.embedding.encoding
         self.embedding.encoding = encoding
         try:
             yield self
         finally:
-            self.embedding.encoding = own
+            self.embedding.encoding = own_encoding
 
     reading_with = Renamed("use_encoding")
 

@@ -194,8 +194,8 @@ def evaluate_model(
     results: dict[str, Any] = {
         "settings": plain_settings(settings, text), "environment": environment(settings.device), "records": [],
     }  # fmt: skip
-    wanted = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
-    report = read_same_run(output / RESULTS, wanted, {"ways"})
+    run_settings = {**results["settings"], "text": {name: fact for name, fact in text.items() if name != "windows"}}
+    report = read_same_run(output / RESULTS, run_settings, {"ways"})
     windows = report["settings"]["text"].get("windows") if report else None
     finished = _finished_records(output / RESULTS, report.get("records", ()))
     if settings.minutes is not None:

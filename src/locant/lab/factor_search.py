@@ -127,9 +127,9 @@ class _Losses:
 
     def __call__(self, factors: Factors) -> float:
         if factors not in self.losses:
-            kind, own = self.extension.layer_type, self.extension.rotary[1]
-            scaling: Any = own.scaling  # a LongRoPE, because the extension uses it
-            rotary = own.replace(scaling=replace(scaling, long_factor=factors))
+            kind, own_rotary = self.extension.layer_type, self.extension.rotary[1]
+            scaling: Any = own_rotary.scaling  # a LongRoPE, because the extension uses it
+            rotary = own_rotary.replace(scaling=replace(scaling, long_factor=factors))
             model = self.decoder.model
             with swap(model, layers=lambda index, layer_type: rotary if kind in (None, layer_type) else None):
                 loss = finite_or_none(losses_in_windows(self.decoder, self.ids, self.extension.to).mean)

@@ -104,7 +104,7 @@ def load_config(folder: str | Path) -> Any:
     require_no_code(path, facts)
     if is_lab_decoder(facts):
         got = f"got {path}, a model of locant train, which transformers cannot load"
-        raise InputError(got, "train it anew with locant train, or load it with locant.lab.load(folder)")
+        raise InputError(got, "train it again with locant train, or load it with locant.lab.load(folder)")
     if (path / ADAPTER).exists():
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "merge the adapter: model.merge_and_unload().save_pretrained(folder)")

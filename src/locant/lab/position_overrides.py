@@ -47,7 +47,7 @@ FULL = "full_attention"
 """The layers that are stretched if layers with sliding windows have another encoding."""
 
 Replacement = PositionEncoding | LayerPlan | None
-"""The positions that replace those of a model: one encoding, or one by layer. ``None`` is the model's own encoding."""
+"""The positions for a model: one encoding, or one for each layer. ``None`` means the model's own encoding."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class PositionOverride:
 
     @property
     def is_scaling(self) -> bool:
-        """Whether this override scales the model's own encoding."""
+        """Return whether this override scales the model's own encoding."""
         return self.name in STRETCHES
 
     @property
     def is_built_from_rotary(self) -> bool:
-        """Whether this override is built from the model's own rotary encoding."""
+        """Return whether this override is built from the model's own rotary encoding."""
         return self.is_scaling or self.name in ROTARIES_BY_CLASS
 
     @property
     def is_for_reading_only(self) -> bool:
-        """Whether this override is only for reading.
+        """Return whether this override is only for reading.
 
         A model cannot be trained with it, and a folder cannot contain it.
         """
@@ -127,7 +127,7 @@ class PositionOverride:
         return self._build(lambda: self._own(model, layer_type), lambda: _shape_of(model, self.name, longest), trained)
 
     def replacement(self, model: Any, trained: int, longest: int) -> Replacement:
-        """Return what `swap_positions` gives to the model. The arguments are those of `encoding`.
+        """Return the positions that `swap_positions` gives to the model. The arguments are the same as for `encoding`.
 
         If the layers of the model have several rotary encodings, as in Gemma 3, only layers with full attention are
         stretched, as `locant extend` does. Layers with a sliding window keep their own encoding, because the distances
@@ -141,12 +141,12 @@ class PositionOverride:
 
     def for_decoder(self, model: Decoder, longest: int) -> PositionEncoding | None:
         """Return the encoding for a decoder of the lab at this length, or ``None`` for the decoder's own encoding."""
-        own = model.encoding
+        own_encoding = model.encoding
 
         def rotary() -> Rotary:
-            if isinstance(own, Rotary):
-                return own
-            got = f"got {self.name} for a model with the encoding {own!r}, which is not rotary"
+            if isinstance(own_encoding, Rotary):
+                return own_encoding
+            got = f"got {self.name} for a model with the encoding {own_encoding!r}, which is not rotary"
             raise InputError(got, "use own, nope or another encoding, or train a model with --encoding rotary")
 
         if self.is_built_from_rotary and model.train_length is None:
@@ -176,11 +176,15 @@ class PositionOverride:
         for point in points:
             point.require_own()
         rotaries = [each for point in points for each in point.own.items()]
-        own = {repr(rotary): rotary for kind, rotary in rotaries if layer_type is None or kind in (None, layer_type)}
-        if len(own) != 1:
-            got = f"got {self.name} for {type(model).__name__}, which has {len(own)} rotary encodings"
-            raise InputError(got, "use own, exact or nope" if own else "use own, or a model with rotary positions")
-        return next(iter(own.values()))
+        different = {
+            repr(rotary): rotary for kind, rotary in rotaries if layer_type is None or kind in (None, layer_type)
+        }
+        if len(different) != 1:
+            got = f"got {self.name} for {type(model).__name__}, which has {len(different)} rotary encodings"
+            raise InputError(
+                got, "use own, exact or nope" if different else "use own, or a model with rotary positions"
+            )
+        return next(iter(different.values()))
 
 
 def swap_positions(model: Any, replacement: Replacement) -> Swap:

@@ -35,20 +35,20 @@ def join_process_group(device: str = "auto") -> Generator[str]:
     if _num_launched() < 2:
         yield device
         return
-    own = device_of(device)
-    if own.type != "cpu":
+    process_device = device_of(device)
+    if process_device.type != "cpu":
         if ":" in device:
             got = f"got {device} for {os.environ['WORLD_SIZE']} processes, each of which needs a device of its own"
-            raise InputError(got, Remedy(device=own.type))
-        own = device_of(f"{own.type}:{os.environ['LOCAL_RANK']}")
-        torch.accelerator.set_device_index(own.index or 0)
-    dist.init_process_group(dist.get_default_backend_for_device(own))
+            raise InputError(got, Remedy(device=process_device.type))
+        process_device = device_of(f"{process_device.type}:{os.environ['LOCAL_RANK']}")
+        torch.accelerator.set_device_index(process_device.index or 0)
+    dist.init_process_group(dist.get_default_backend_for_device(process_device))
     try:
         if rank() == 0:
-            yield str(own)
+            yield str(process_device)
         else:
             with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-                yield str(own)
+                yield str(process_device)
     finally:
         dist.destroy_process_group()
 

@@ -134,7 +134,7 @@ class TaskRecord(_MeasuredFields):
 
     steps: int
     learned: bool
-    """Whether enough rows of the trained length are correct. If not, longer rows show nothing about the encoding."""
+    """True if enough rows of the trained length are correct. If not, longer rows show nothing about the encoding."""
     accuracy_by_length: dict[int, float]
     token_accuracy_by_length: dict[int, float]
 

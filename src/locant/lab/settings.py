@@ -207,11 +207,11 @@ def check_settings(
         if not isinstance(default, tuple):
             object.__setattr__(settings, name, check(name, value, remedy=remedy))
             continue
-        found = [check(name, each, remedy=remedy) for each in entries(name, value, remedy)]
-        different = tuple(dict.fromkeys(found))
-        if (default and not found) or (len(different) < len(found) and not drop_repeats):
+        checked = [check(name, each, remedy=remedy) for each in entries(name, value, remedy)]
+        different = tuple(dict.fromkeys(checked))
+        if (default and not checked) or (len(different) < len(checked) and not drop_repeats):
             once = "" if drop_repeats else ", each once"
-            raise RangeError(f"got {short_repr(tuple(found))} for {name}, expected one or more{once}", remedy)
+            raise RangeError(f"got {short_repr(tuple(checked))} for {name}, expected one or more{once}", remedy)
         object.__setattr__(settings, name, different)
 
 
@@ -219,9 +219,13 @@ def settings_of_suite(suite: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a suite fixes, if any. Raise `RangeError` if `given` contradicts them."""
     if not suite:
         return {}
-    own = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
+    fixed_by_suite = SUITES[one_of("suite", suite, (*SUITES,), Remedy(suite=next(iter(SUITES))))]
     free = {"encodings", "suite", "device", *SIZES["medium"]}
-    fixed = {field.name: own.get(field.name, field.default) for field in fields(Settings) if field.name not in free}
+    fixed = {
+        field.name: fixed_by_suite.get(field.name, field.default)
+        for field in fields(Settings)
+        if field.name not in free
+    }
     for name, value in given.items():
         if name in fixed and value != fixed[name]:
             cause = f"got {short_repr(value)} for what the suite {suite} fixes"

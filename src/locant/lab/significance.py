@@ -23,6 +23,9 @@ import numpy as np
 Seeds = tuple[float, int]
 """The standard deviation over the seeds of an encoding, and the number of seeds."""
 
+MIN_DIFFERENCE = 0.0005
+"""The smallest difference between losses, in nats per token, that can be clear. Reports print less as 0.000."""
+
 LEVEL = 0.05
 """The largest share of comparisons of equal encodings that may find a clear difference."""
 

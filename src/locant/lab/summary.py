@@ -15,7 +15,7 @@ import numpy as np
 
 from locant.errors import InputError
 from locant.lab.settings import ENOUGH_WINDOWS
-from locant.lab.significance import Spread, margin_of_mean
+from locant.lab.significance import MIN_DIFFERENCE, Spread, margin_of_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,19 @@ class Row:
 
     @property
     def far_is_clear(self) -> bool:
-        """Whether 0 lies outside the 95 % intervals of `far` over stretches and, with several seeds, over seeds."""
+        """Return whether far tokens clearly change the loss.
+
+        The change is at least `MIN_DIFFERENCE`, and 0 lies outside its 95 % intervals over stretches and, with several
+        seeds, over seeds.
+        """
         if self.far is None:
             return False
         fewest, most = (_means(self.by_stretch[length]) for length in (min(self.by_stretch), max(self.by_stretch)))
         if fewest is None or most is None or len(most) < ENOUGH_WINDOWS:
             return False
         over_seeds = margin_of_mean(self.far.deviation, self.num_seeds) if self.num_seeds > 1 else 0.0
-        return abs(self.far.mean) > max(over_seeds, _margin(fewest - most))
+        change = abs(self.far.mean)
+        return change >= MIN_DIFFERENCE and change > max(over_seeds, _margin(fewest - most))
 
     def ratio(self, length: int, base_length: int) -> float | None:
         """Return the loss at one length divided by the loss at another, or ``None`` if one is missing."""
@@ -100,10 +105,11 @@ class Row:
     ) -> bool:
         """Return whether the losses of two rows differ by more than chance. All reports use this rule.
 
-        There must be at least `ENOUGH_WINDOWS` windows. The difference must exceed the half-width of its 95 % interval
-        over seeds, unless no row has two seeds. It must also exceed the half-width of its 95 % interval over windows.
-        This interval is computed from the differences in each window, because all models read the same windows. If the
-        lengths differ, the shorter windows within each longer window are averaged.
+        There must be at least `ENOUGH_WINDOWS` windows, and a difference of at least `MIN_DIFFERENCE`. The difference
+        must exceed the half-width of its 95 % interval over seeds, unless no row has two seeds. It must also exceed the
+        half-width of its 95 % interval over windows. This interval is computed from the differences in each window,
+        because all models read the same windows. If the lengths differ, the shorter windows within each longer window
+        are averaged.
 
         Args:
             among: all rows that are compared with one another at `length`. The intervals hold for all pairs at once.
@@ -120,7 +126,10 @@ class Row:
         spread = Spread.of(
             [(each.deviation, row.num_seeds) for row in among if (each := row.by_length.get(length))] or pair
         )
-        if both < ENOUGH_WINDOWS or abs(differences.mean()) <= _margin(differences, comparisons or spread.comparisons):
+        difference = abs(differences.mean())
+        if both < ENOUGH_WINDOWS or difference < MIN_DIFFERENCE:
+            return False
+        if difference <= _margin(differences, comparisons or spread.comparisons):
             return False
         return not spread.freedom or abs(cell.mean - other_cell.mean) > spread.margin(*pair)
 

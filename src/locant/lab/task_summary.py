@@ -44,7 +44,7 @@ class Score:
 
     @property
     def has_learned(self) -> bool:
-        """Whether more than half of the seeds learned the task. If not, longer rows allow no conclusion."""
+        """Return whether more than half of the seeds learned the task. If not, longer rows allow no conclusion."""
         return 2 * self.num_learned > self.num_seeds
 
     @property

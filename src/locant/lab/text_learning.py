@@ -92,7 +92,7 @@ def fit(
     return float(np.mean(losses[-max(1, num_steps // 10) :]))
 
 
-def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
+def split_held_out(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Split off the last tenth of a text. Raise `InputError` if it is too short for a window of `longest` tokens."""
     cut = int(len(ids) * (1 - HELD_OUT))
     if len(ids) - cut <= longest:

@@ -63,7 +63,7 @@ from locant.lab.results import (
 )
 from locant.lab.resume_state import StateFolder, preserve_random_state, wrap_write_errors
 from locant.lab.settings import VOCAB_SIZE, check_settings, require_one_duration
-from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
+from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_held_out, update
 from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer.local_files import gguf_tokenizer
@@ -161,10 +161,8 @@ def tune(
 
     The last tenth of the text is held out. Its loss is measured before, during and after the training. A scaling is
     written into the configuration in the form that `transformers` uses. `locant.checkpoints.load_swapped` loads a model
-    with another encoding. Weights are trained in float32 and written in their original dtypes, or in
-    float32 if they come from a GGUF file. Until the run is
-    finished, its state is kept in the folder
-    ``OUTPUT-unfinished``.
+    with another encoding. Weights are trained in float32 and written in their original dtypes, or in float32 if they
+    come from a GGUF file. Until the run is finished, its state is kept in the folder ``OUTPUT-unfinished``.
 
     If `torch.distributed` is initialized, all processes must call this function. Each process trains on its part of
     every batch.
@@ -202,10 +200,10 @@ def tune(
     trained = trained_length(config)
     length = settings.length or (way.stretched_length(trained) if way.is_scaling else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), default_vocab_size=VOCAB_SIZE)
-    wanted = _run_settings(source, settings, length, corpus)
+    run_settings = _run_settings(source, settings, length, corpus)
     _tokenizer_config(source)  # fail before the training if it cannot be read
     state = StateFolder(output, settings.device)
-    if (finished := read_earlier(output / RECORD)).get("settings") == wanted:
+    if (finished := read_earlier(output / RECORD)).get("settings") == run_settings:
         if rank() == 0 and state.path.exists():
             with state:
                 state.remove()
@@ -213,7 +211,7 @@ def tune(
     for read in (source, *(Path(file) for file in files if Path(file).is_file())):
         require_apart(output, read)
     require_output(output, force=force)
-    training, held_out = split_off(corpus.ids, length)
+    training, held_out = split_held_out(corpus.ids, length)
     if way.is_scaling:
         if (to := way.stretched_length(trained)) <= trained:
             raise InputError(
@@ -224,11 +222,11 @@ def tune(
     require_rows(model.config.get_text_config().vocab_size, corpus.ids, corpus.tokenizer.beginning)
     require_positions(model, length)
     with state if rank() == 0 else nullcontext(), preserve_random_state(state.device):
-        so_far = _unfinished_run(state, wanted, force=force)
+        so_far = _unfinished_run(state, run_settings, force=force)
         wait_for_all()  # the first process must not write a state before the other processes have looked for one
         prepared = TransformersDecoder(_prepare(model, way, settings, length), corpus.tokenizer)
         run = _Run(prepared, training, held_out, length, settings)
-        record = {**run.train(state, wanted, so_far, on_step), "swapped": hasattr(model.config, "locant")}
+        record = {**run.train(state, run_settings, so_far, on_step), "swapped": hasattr(model.config, "locant")}
         if rank() == 0:
             _write(run.finished_model(), source, output, record, force=force)
             state.remove()
@@ -324,9 +322,9 @@ class _Run:
         self.optimizer = optimizer_of(self.parameters.values(), self.rate)
         self.held_out = held_out[: min(HELD_OUT_WINDOWS, (len(held_out) - 1) // length) * length + 1]
         windows = Windows(training, length, drop_last=True)
-        own = max(1, min(settings.batch_size, len(windows)) // world_size())
-        self.batch_size = own * world_size()
-        self.loader = windows.loader(own, seed=settings.seed, drop_last=True)
+        local_batch_size = max(1, min(settings.batch_size, len(windows)) // world_size())
+        self.batch_size = local_batch_size * world_size()
+        self.loader = windows.loader(local_batch_size, seed=settings.seed, drop_last=True)
 
     def train(
         self, state: StateFolder, wanted: Mapping[str, Any], so_far: dict[str, Any] | None, on_step: OnStep

@@ -204,7 +204,10 @@ UNSCALED_SCORES = (
 
 GPT_2_TABLES = InputTables(tokens="wte", positions="wpe", padding=False, dropout_key="embd_pdrop")
 OPT_TABLES = InputTables(
-    positions="embed_positions", width_keys=("word_embed_proj_dim", *WIDTHS), why_not=_projection_reason
+    positions="embed_positions",
+    width_keys=("word_embed_proj_dim", *WIDTHS),
+    default_padding=1,
+    why_not=_projection_reason,
 )
 BERT_TABLES = InputTables(
     tokens="embeddings.word_embeddings",
@@ -212,12 +215,14 @@ BERT_TABLES = InputTables(
     segments="embeddings.token_type_embeddings",
     norm="embeddings.LayerNorm",
     width_keys=("embedding_size", *WIDTHS),
+    default_padding=0,
     dropout_key="hidden_dropout_prob",
 )
+ROBERTA_TABLES = replace(BERT_TABLES, default_padding=1)
 DISTILBERT_TABLES = replace(
     BERT_TABLES, segments=None, width_keys=("dim", *WIDTHS), norm_eps=1e-12, dropout_key="dropout"
 )
-WITHOUT_POSITIONS = replace(BERT_TABLES, positions=None)
+WITHOUT_POSITIONS = replace(BERT_TABLES, positions=None, default_padding=1)
 BLOOM_TABLES = InputTables(
     tokens="word_embeddings", norm="word_embeddings_layernorm", norm_eps="layer_norm_epsilon", padding=False
 )
@@ -255,9 +260,9 @@ T5_BASE = {
 
 LONGEST_512 = {"max_position_embeddings": 512}
 BERT = Architecture(encoding=_bert, defaults=LONGEST_512, inputs=BERT_TABLES, warnings=(FLIPPED,))
-ROBERTA = Architecture(encoding=_roberta, defaults={**LONGEST_512, "pad_token_id": 1}, inputs=BERT_TABLES)
+ROBERTA = Architecture(encoding=_roberta, defaults={**LONGEST_512, "pad_token_id": 1}, inputs=ROBERTA_TABLES)
 MASKED = "rows are scaled by the share of masked tokens, and zero at padding"
-ESM = rotary_row(1e4, 1026, encoding=_esm, inputs=replace(BERT_TABLES, why_not=MASKED))
+ESM = rotary_row(1e4, 1026, encoding=_esm, inputs=replace(BERT_TABLES, default_padding=None, why_not=MASKED))
 DEBERTA = Architecture(
     encoding=_deberta, layer_types=_deberta_kinds, default_layer_type="attention", warnings=(ONE_SCALE,),
     defaults={**LONGEST_512, "relative_attention": False, "position_biased_input": True},
@@ -293,7 +298,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("esm", "SaProtConfig"), ESM),
     "gte": rotary_row(1.6e5, 8192, inputs=WITHOUT_POSITIONS),
     "jina_embeddings_v3": rotary_row(2e4, 8194, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
-    "nomic_bert": rotary_row(1e3, 2048, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
+    "nomic_bert": rotary_row(1e3, 2048, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln", default_padding=0)),
     "t5": replace(T5, presets={"t5-base": T5_BASE}),
     "mt5": T5,
     "bloom": Architecture(

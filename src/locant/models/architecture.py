@@ -78,8 +78,7 @@ class RotaryKeys:
         layer_keys: keys that decide which layers are rotated.
         flat_keys: whether the base, the share and ``rope_scaling`` are read outside the rope parameters. If not, they
             may only repeat the values inside.
-        trained_beside: the trained length that its class has outside the rope parameters. It overrides a trained length
-            inside.
+        trained_beside: the trained length that its class has outside the rope parameters. It overrides the one inside.
         respell: a function that rewrites a configuration with an older spelling into ``rope_parameters``, as its class
             does.
         rounds_down: whether its default width is not a multiple of its number of heads, and the code rounds the width
@@ -119,7 +118,7 @@ class RotaryKeys:
 
     @property
     def latent(self) -> bool:
-        """Whether it has multi-head latent attention, in which a part of each head has no positions."""
+        """Return whether it has multi-head latent attention, in which a part of each head has no positions."""
         return self.head_dim_key == "qk_rope_head_dim"
 
     @property
@@ -205,19 +204,19 @@ class Architecture:
 
     @property
     def head_dim_required(self) -> bool:
-        """Whether the width of a head is required, because the class does not derive it from other sizes."""
+        """Return whether the width of a head is required, because the class does not derive it from other sizes."""
         key = self.rotary_keys.head_dim_key
         return key in self.defaults or key != "head_dim"
 
     @property
     def share_required(self) -> bool:
-        """Whether the rotated share of a head is required, because the default of the class is not 1."""
+        """Return whether the rotated share of a head is required, because the default of the class is not 1."""
         keys = self.rotary_keys
         return keys.share_required or any(key in self.defaults for key in keys.share_keys)
 
     @property
     def scaling_required(self) -> bool:
-        """Whether rope parameters are required, because the class has a scaling for all layers by default."""
+        """Return whether rope parameters are required, because the class has a scaling for all layers by default."""
         return "rope_parameters" in self.defaults and not self.rotary_keys.per_layer
 
     def lacks(self, key: str, config: Config, meaning: str = "") -> InputError:

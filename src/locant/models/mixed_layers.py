@@ -352,7 +352,7 @@ def _bfloat16_root_of_width(config: Config) -> float:
 
 
 COHERE_2_MOE = RotaryKeys(layout="interleaved", respell=_reject_rope_scaling)
-GEMMA_TABLES = InputTables(scale="sqrt_d_model_rounded")
+GEMMA_TABLES = InputTables(scale="sqrt_d_model_rounded", default_padding=0)
 GEMMA_3 = RotaryKeys(
     per_layer=True,
     layer_kinds={
@@ -392,6 +392,7 @@ MODERN_BERT = Architecture(
         norm="embeddings.norm",
         norm_eps="norm_eps",
         norm_bias_key="norm_bias",
+        default_padding=50283,
         dropout_key="embedding_dropout",
     ),
 )
@@ -478,7 +479,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
     ),
     **dict.fromkeys(("t5_gemma_module", "vaultgemma"), rotary_row(1e4, 8192, 256, inputs=GEMMA_TABLES)),
-    "recurrent_gemma": rotary_row(1e4, share=0.5, inputs=InputTables(scale=_bfloat16_root_of_width)),
+    "recurrent_gemma": rotary_row(1e4, share=0.5, inputs=InputTables(scale=_bfloat16_root_of_width, default_padding=0)),
     "ultrabert": rotary_row(
         None, 32768, keys=RotaryKeys(per_layer=True, respell=_ultrabert_ropes), kinds_by_layer=full_every(3),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(2.56e6)}},

@@ -46,8 +46,8 @@ def model_type_in(name: str) -> str | None:
     ends = [place.start() for place in re.finditer(r"(?![a-z]|(?<=[0-9])[0-9])", name)]
     for begin in begins:
         for end in reversed(ends):
-            if end > begin and (known := types.get(_letters(name[begin:end]))) is not None:
-                return known
+            if end > begin and (named_type := types.get(_letters(name[begin:end]))) is not None:
+                return named_type
     return None
 
 

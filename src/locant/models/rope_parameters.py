@@ -39,7 +39,7 @@ OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
     (LongRoPE, "factor"): True,
     (Proportional, "partial_rotary_factor"): False,
 }
-"""Whether a key is optional, for exceptions to the rule that a key is optional if its field has a default."""
+"""The exceptions to the rule that a key is optional if its field has a default. The value is true for optional keys."""
 
 SHARED_KEYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""

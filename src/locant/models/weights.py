@@ -30,6 +30,7 @@ class InputTables:
         scale: the factor of token rows, as in `TokenEmbedding`.
         scale_key: the key of that factor, if the configuration has it.
         padding: whether the row of ``pad_token_id`` has no gradient.
+        default_padding: the default of ``pad_token_id`` in the class. It counts if the configuration lacks the key.
         norm_eps: the key of the norm's epsilon, or the number in the modeling code.
         norm_bias_key: the key for whether the norm has a bias. Without it, the norm has a bias.
         dropout_key: the key of the dropout after the sum.
@@ -44,6 +45,7 @@ class InputTables:
     scale: RowScale | Callable[[Config], RowScale] | None = None
     scale_key: str = "embedding_multiplier"
     padding: bool = True
+    default_padding: int | None = None
     norm_eps: str | float = "layer_norm_eps"
     norm_bias_key: str | None = None
     dropout_key: str | None = None

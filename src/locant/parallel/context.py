@@ -187,13 +187,13 @@ def read_hidden_states(
     >>> dist.destroy_process_group()
     """
     mesh = _mesh(group, positions.device)
-    read = encoding.read(x, positions)
+    read = encoding.read_shard(x, positions)
     if has_bias(encoding) or read.read.of_key is None:
         return read
     all_positions = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(all_positions, positions, mesh)
-    _, everyone = _with_features(mesh, encoding, read, all_positions)
-    mine = everyone.read.of_key.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]  # type: ignore[union-attr]
+    _, whole_row = _with_features(mesh, encoding, read, all_positions)
+    mine = whole_row.read.of_key.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]  # type: ignore[union-attr]
     return dataclasses.replace(read, read=read.read._replace(of_key=mine))
 
 

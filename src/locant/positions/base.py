@@ -137,7 +137,7 @@ class PositionEncoding(nn.Module):
     Subclasses do not inherit them. If a subclass does not define `info`, it is empty.
     """
     needs_all_keys: ClassVar[bool] = False
-    """Whether the bias of a query and a key depends on the keys between them.
+    """True if the bias of a query and a key depends on the keys between them.
 
     Such a bias needs all keys at once. It does not work with the parts that `locant.attention.merge` joins, or with the
     shards of ring attention.
@@ -370,6 +370,13 @@ class PositionEncoding(nn.Module):
         the cached tokens.
         """
         return positions
+
+    def read_shard(self, x: Embeddings, positions: Positions) -> Positions:
+        """Return what `of_row` needs of this rank's tokens: by default, what `read` returns.
+
+        A subclass overrides this if `read` needs the tokens of other ranks.
+        """
+        return self.read(x, positions)
 
     def of_row(
         self, queries: Tensor | None, keys: Tensor, row: Positions, rank: int, ranks: int

@@ -13,7 +13,7 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, entries, shape_error, short_repr, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.spelling import dtype_name
-from locant.tensors import bounds, has_values, host_can_read
+from locant.tensors import has_values, host_can_read, readable_bounds
 
 AXES = "(batch, seq) or (batch, seq, axes)"
 
@@ -110,20 +110,21 @@ def to_row(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] 
     return row
 
 
-def padding_mask(value: object) -> tuple[Int[Tensor, "batch seq"], bool]:
-    """Convert a padding mask to ones and zeros in int64. Also return whether it is known to hold ones alone."""
+def padding_mask(value: object) -> tuple[Int[Tensor, "batch seq"], bool | None]:
+    """Convert a padding mask to ones and zeros in int64.
+
+    Also return whether it holds ones alone, or ``None`` if the host cannot read it.
+    """
     mask = _as_tensor("attention_mask", value)
     mask = mask if mask.ndim > 1 else mask.reshape(1, -1)
     if mask.ndim != 2:
         raise shape_error("attention_mask", mask, "(batch, seq)", "pass the 2-D padding mask of the tokenizer")
-    if mask.dtype == torch.bool or not host_can_read(mask):
-        mask = mask != 0
-    elif mask.dtype != torch.int64 and not bool(((mask == 0) | (mask == 1)).all()):
+    if not host_can_read(mask):
+        return (mask != 0).long(), None
+    if mask.dtype not in (torch.int64, torch.bool) and not bool(((mask == 0) | (mask == 1)).all()):
         raise _not_a_padding_mask()
     real = mask.long()
-    low, high = bounds(real)
-    if low is None or high is None:
-        return real, False
+    low, high = readable_bounds(real)
     if not 0 <= low <= high <= 1:
         raise _not_a_padding_mask()
     return real, low == 1 or not real.numel()

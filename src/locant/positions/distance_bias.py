@@ -17,8 +17,10 @@ from locant.positions.base import Keys, PositionEncoding, Queries, bias_matrix, 
 from locant.positions.constant import Constant
 from locant.positions.distances import bias_dtype
 from locant.positions.heads import Heads, for_query_heads
+from locant.positions.kept_table import KeptTable, RowsByDistance, can_keep
 from locant.positions.positions import Positions
 from locant.positions.score_bias import ByDistance, Entries, Lookup
+from locant.positions.score_bias.by_distance import single_thread_distances
 
 
 class DistanceBias(PositionEncoding):
@@ -42,15 +44,22 @@ class DistanceBias(PositionEncoding):
     """
 
     is_arithmetic: ClassVar[bool] = False
-    """Whether `of_distance` costs less than a table look-up: a multiplication or two."""
+    """True if `of_distance` costs less than a table look-up: a multiplication or two."""
     is_traceable_per_pair: ClassVar[bool] = True
-    """Whether `of_distance` uses only operations that a score function of FlexAttention supports for one pair."""
+    """True if `of_distance` uses only operations that a score function of FlexAttention supports for one pair."""
+    _defines_along: ClassVar[bool] = False
+    """True if this class itself defines `along`."""
 
     def __init__(self, num_heads: int, *, head_slice: slice | None = None) -> None:
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
         self._numbers = Constant(torch.tensor(list(self.heads.indices), device="cpu"))
+        self._kept_table = KeptTable[RowsByDistance]()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._defines_along = "along" in vars(cls)
 
     def of_distance(
         self, distance: Int[Tensor, "*#pairs"], head: Int[Tensor, "*#pairs"], *args: Any, **operands: Any
@@ -74,6 +83,15 @@ class DistanceBias(PositionEncoding):
         """
         return {}
 
+    def along(self, q: Queries, distance: Int[Tensor, " distances"]) -> Float[Tensor, "heads distances"]:
+        """Return `of_distance` for all heads and distances, in the dtype of the bias.
+
+        A class defines it if it is faster on one thread. The bits of a number must depend on its distance alone. The
+        numbers are kept for later calls while the parameters have the same values, so they must not depend on anything
+        else that can change. A subclass does not inherit it, because it may change `of_distance`.
+        """
+        raise LocantError(f"{type(self).__name__} does not define along", "def along(self, q, distance)")
+
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ByDistance:
@@ -85,9 +103,25 @@ class DistanceBias(PositionEncoding):
             q=q, queries=queries, keys=keys, sources=self._tensors(), heads=subset,
             of_distance=self.of_distance, operands=self.operands,
             numbers=numbers_on if heads is None else lambda device: numbers_on(device)[heads],
-            along=getattr(self, "along", None) if heads is None else None,  # faster on one thread, for all heads
+            table_on_one_thread=self._table_on_one_thread if heads is None and self._defines_along else None,
             is_arithmetic=self.is_arithmetic, is_traceable_per_pair=self.is_traceable_per_pair,
         )  # fmt: skip
+
+    def _table_on_one_thread(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
+        """Return `along` at the distances from `first` to `last`, from the kept table if it can be kept."""
+        sources = [x for x in self._tensors() if x is not None]
+        if not can_keep(sources):
+            return self._along_parts(q, torch.arange(first, last + 1, device=q.device))
+
+        def make() -> RowsByDistance:  # of negated distances, because the smallest distance comes first in a table
+            like = q.new_empty(0, 0, 0, 0)  # a kept function must not hold the queries
+            return RowsByDistance(lambda negated: self._along_parts(like, -negated), dim=-1)
+
+        return self._kept_table.get(sources, bias_dtype(q), make).between(-last, -first)
+
+    def _along_parts(self, q: Tensor, distance: Int[Tensor, " distances"]) -> Float[Tensor, "heads distances"]:
+        parts = distance.split(single_thread_distances(len(self.heads)))
+        return torch.cat([self.along(q, part) for part in parts], -1)
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """Return the bias at the distances from `first` to `last` for every held head, with the same bits as in `bias`.

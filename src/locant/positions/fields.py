@@ -42,12 +42,13 @@ class HostFields(NamedTuple):
     start: int | None
     denominator: int
     grids: tuple[Grid, ...]
+    is_shard: bool = False
 
 
 def flatten(positions: Positions) -> tuple[list[Any], HostFields]:
     """Split positions into tensors and host fields."""
     p = positions
-    host_fields = HostFields(p.min_index, p.max_index, p.start, p.denominator, p.grids)
+    host_fields = HostFields(p.min_index, p.max_index, p.start, p.denominator, p.grids, p.is_shard)
     return [p.index, p.document_or_none, p.order_or_none, p.read.of_query, p.read.of_key, p.place_or_none], host_fields
 
 

@@ -24,7 +24,7 @@ from locant.positions.distances import bias_dtype
 from locant.positions.documents import PADDING
 from locant.positions.fields import TokenFeatures
 from locant.positions.heads import Heads
-from locant.positions.positions import Positions
+from locant.positions.positions import Positions, require_positions
 from locant.positions.score_bias import Pairwise, ScoreBias
 
 CHUNK_ELEMENTS = 2**17
@@ -101,6 +101,7 @@ class HiddenBias(PositionEncoding):
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """Return the positions with the features of `x`."""
+        require_positions(positions)
         require_embeddings(self, x, positions, self.d_model)
         rows = positions.expand(x.shape[0])
         if rows.document_or_none is not None:

@@ -50,11 +50,11 @@ class KeptTable(Generic[T]):
         """Return the table. `key` holds everything else that the table depends on."""
         if not can_keep(parameters):
             return make()
-        kept = self._kept  # read once, because another thread may replace it
-        if kept is None or kept[0] != key or not _are_same(kept[1], parameters):
+        entry = self._kept  # read once, because another thread may replace it
+        if entry is None or entry[0] != key or not _are_same(entry[1], parameters):
             with torch.inference_mode(mode=False), torch.no_grad():  # training cannot use inference tensors later
-                kept = self._kept = key, [x.detach().clone() for x in parameters], make()
-        return kept[2]
+                entry = self._kept = key, [x.detach().clone() for x in parameters], make()
+        return entry[2]
 
 
 def _are_same(copies: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
@@ -72,23 +72,24 @@ class RowsByDistance:
 
     Args:
         make: a function that returns the rows of some distances, ``* distances width``.
+        dim: the dimension of the distances in these rows.
 
     >>> rows = RowsByDistance(lambda distance: distance[:, None] * 10.0)
     >>> rows.between(-1, 2).flatten()
     tensor([ 20.,  10.,   0., -10.])
     """
 
-    def __init__(self, make: Callable[[Int[Tensor, " distances"]], Tensor]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Int[Tensor, " distances"]], Tensor], *, dim: int = -2) -> None:
+        self._make, self._dim = make, dim
         self._kept: tuple[int, int, Tensor] | None = None
 
-    def between(self, first: int, last: int) -> Float[Tensor, "*heads distances width"]:
+    def between(self, first: int, last: int) -> Float[Tensor, "*rows"]:
         """Return the rows of the distances from `last` down to `first`."""
-        kept = self._kept
-        if kept is None or first < kept[0] or kept[1] < last:
+        entry = self._kept
+        if entry is None or first < entry[0] or entry[1] < last:
             with torch.inference_mode(mode=False), torch.no_grad():
-                kept = self._kept = self._grow(first, last, kept)
-        return kept[2].narrow(-2, kept[1] - last, last - first + 1)
+                entry = self._kept = self._grow(first, last, entry)
+        return entry[2].narrow(self._dim, entry[1] - last, last - first + 1)
 
     def _grow(self, first: int, last: int, kept: tuple[int, int, Tensor] | None) -> tuple[int, int, Tensor]:
         """Return all rows, with a quarter more than needed, because each step of decoding needs one more."""
@@ -99,8 +100,8 @@ class RowsByDistance:
         new_low = low if low <= first else min(first, low - spare)
         new_high = high if last <= high else max(last, high + spare)
         parts = [self._rows(high + 1, new_high), rows, self._rows(new_low, low - 1)]
-        return new_low, new_high, torch.cat([x for x in parts if x.shape[-2]], dim=-2)
+        return new_low, new_high, torch.cat([x for x in parts if x.numel()], dim=self._dim)
 
     def _rows(self, first: int, last: int) -> Tensor:
         parts = torch.arange(last, first - 1, -1, device="cpu").split(AT_A_TIME)
-        return torch.cat([self._make(part) for part in parts], dim=-2)
+        return torch.cat([self._make(part) for part in parts], dim=self._dim)

@@ -55,7 +55,7 @@ class OffsetBias(PositionEncoding):
     """
 
     of_products: ClassVar[bool] = False
-    """Whether the tables hold vectors by which queries are multiplied."""
+    """True if the tables hold vectors by which queries are multiplied."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Positions:
         place_or_none: the number of each token's prefix token or cell, counted through all of `grids`.
         grids: the full sizes of the grids that hold the tokens, even if only some of their tokens are present. Empty
             without a grid.
+        is_shard: whether `shard` has left out tokens, which other ranks hold.
 
     >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
     (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
@@ -71,6 +72,7 @@ class Positions:
     read: TokenFeatures = NO_FEATURES
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
+    is_shard: bool = False
 
     def __post_init__(self) -> None:
         checks.require_index(self.index)
@@ -78,7 +80,9 @@ class Positions:
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
         """Return the positions 0, 1, ..., seq_len - 1 in every row."""
-        return cls._counting(0, checks.token_count("seq_len", seq_len), batch, device)
+        seq_len = checks.token_count("seq_len", seq_len)
+        batch = checks.token_count("batch", batch, "a number of rows")
+        return cls._counting(0, seq_len, batch, checks.to_device(device))
 
     @classmethod
     def after(
@@ -117,8 +121,8 @@ class Positions:
         if is_full:
             return cls._counting(0, seq_len, batch, real.device)
         index, document = (real.cumsum(1) - 1).clamp(min=0), real - 1  # 0 - 1 is PADDING
-        _, last = bounds(index)
-        return cls(index, document, None, 0, max(seq_len - 1, 0) if last is None else last)
+        last = max(seq_len - 1, 0) if is_full is None else int(index.max())
+        return cls(index, document, None, 0, last)
 
     @classmethod
     def packed(
@@ -285,10 +289,11 @@ class Positions:
         return cls.of(index, document, order=order)
 
     @classmethod
-    def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
-        batch = checks.token_count("batch", batch, "a number of rows")
-        index = torch.arange(start, start + n, device=checks.to_device(device)).expand(batch, n)
-        return cls.from_fields(index, None, None, start, max(start + n - 1, start), start)
+    def _counting(cls, start: int, n: int, batch: int, device: torch.device | None) -> Positions:
+        last = max(start + n - 1, start)
+        checks.require_bounds(start, last)
+        index = torch.arange(start, start + n, device=device)
+        return cls(index.expand(batch, n), None, None, start, last, start)
 
     @classmethod
     def from_fields(cls, *fields: Any, **named: Any) -> Positions:
@@ -335,7 +340,7 @@ class Positions:
             return self
         if self.batch != 1:
             got = f"got positions for {self.batch} rows, expected 1 or {batch}"
-            raise ShapeError(got, f"make Positions for {batch} rows, or for one row")
+            raise ShapeError(got, _positions_of_size(batch, self.seq_len, self.device))
         return self._map(lambda tensor: tensor.expand(batch, *tensor.shape[1:]), self.start)
 
     def slice(self, start: int, stop: int) -> Positions:
@@ -356,7 +361,8 @@ class Positions:
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """Return this rank's part of the sequence for context parallelism: the tokens at `shard_slots`.
 
-        Call `PositionEncoding.read` after it, with the hidden states of this rank's tokens.
+        Call `PositionEncoding.read` after it, with the hidden states of this rank's tokens. Encodings and tables that
+        need the tokens before each token raise an error for a shard.
 
         >>> Positions.packed([4, 4]).shard(0, 2).index
         tensor([[0, 3, 0, 3]])
@@ -364,7 +370,8 @@ class Positions:
         if any(x is not None for x in self.read):
             got = "got positions with features of hidden states, expected positions before encoding.read"
             raise LocantError(got, "encoding.read(x[:, slots], row.shard(rank, world)) on every rank")
-        return self.select(self.shard_slots(rank, world, zigzag))
+        part = self.select(self.shard_slots(rank, world, zigzag))
+        return replace(part, is_shard=self.is_shard or world > 1)
 
     def shard_slots(self, rank: int, world: int, zigzag: bool = True) -> Int[Tensor, " n"]:
         """Return the slots of the row that belong to this rank: ``tokens[:, slots]`` are its tokens.
@@ -466,9 +473,9 @@ class Positions:
         rows, tokens = self.index.shape[:2]
         if tokens != seq_len or rows not in (1, batch):
             got = f"got positions for {rows} x {tokens} tokens, {what} has {batch} x {seq_len}"
-            raise ShapeError(got, f"Positions.arange({seq_len})")
-        if (own := self.index.device) != device:
-            raise ShapeError(f"got positions on {own}, {what} is on {device}", f"positions.to({str(device)!r})")
+            raise ShapeError(got, _positions_of_size(batch, seq_len, device))
+        if (own_device := self.index.device) != device:
+            raise ShapeError(f"got positions on {own_device}, {what} is on {device}", f"positions.to({str(device)!r})")
 
     def __eq__(self, other: object) -> bool:
         """Return whether every token has the same index, document, order and place in grids of the same sizes."""
@@ -518,6 +525,16 @@ def positions_or_default(
         got = "got a single token without positions, so it may be anywhere"
         raise LocantError(got, "Positions.after(cache_len, 1), or Positions.arange(1) for the first of a text")
     return Positions.arange(num_tokens, device=device)
+
+
+def _positions_of_size(batch: int, seq_len: int, device: torch.device) -> str:
+    """Return the remedy for positions of another size. Positions that only count would be wrong for padded rows."""
+    rows = "" if batch == 1 else f", batch={batch}"
+    place = "" if device.type == "cpu" else f", device={str(device)!r}"
+    whole = f"Positions.arange({seq_len}{rows}{place})"
+    return (
+        f"pass {whole}, or Positions.from_mask or Positions.packed of the same rows if they have padding or documents"
+    )
 
 
 def positions_or_length(positions: Positions | int) -> Positions:

@@ -82,7 +82,7 @@ def name_of(encoding: str) -> str:
 
 def name_of_class(kind: Kind) -> str | None:
     """Return the name under which a class is registered, or ``None`` if it is not registered."""
-    return next((known for known, each in encodings().items() if each is kind), None)
+    return next((name for name, each in encodings().items() if each is kind), None)
 
 
 def find_class(name: str) -> Kind | type[Scaling] | None:

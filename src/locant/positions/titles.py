@@ -97,8 +97,8 @@ def encoding_in_title(title: str, names: Mapping[str, str]) -> str | None:
     if not unknown and encodings:
         return encodings.pop() if len(encodings) == 1 else None
     if several := meanings_of_title(title, names):
-        meant = " or ".join(f"locant.encoding({name!r}, ...)" for name in several)
-        raise RangeError(f"got encoding {title!r}, which is a name of several", _remedy(meant, *several))
+        calls = " or ".join(f"locant.encoding({name!r}, ...)" for name in several)
+        raise RangeError(f"got encoding {title!r}, which is a name of several", _remedy(calls, *several))
     _refuse_model(title)
     if len(encodings) == 1 and len(unknown) > 2:  # otherwise it is a typing error
         got = f"got encoding {title!r}, which is {(plain := encodings.pop())} with {unknown!r}"
@@ -131,11 +131,11 @@ def scaling_error(title: str, kind: type[Scaling]) -> RangeError:
     values = [(name, getattr(example, name)) for name in required]
     arguments = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
     scaling = type(example).__name__
-    made = f"locant.scaling.{scaling}({arguments})"
+    scaling_call = f"locant.scaling.{scaling}({arguments})"
     return RangeError(
         f"got encoding {title!r}, which is a scaling of rotary",
         PythonRemedy(
-            f"locant.encoding('rotary', head_dim=64, scaling={made})",
+            f"locant.encoding('rotary', head_dim=64, scaling={scaling_call})",
             encodings=("rotary",),
             scaling=scaling,
         ),

@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether the problem deserves a warning."""
+        """Return whether the problem deserves a warning."""
         return position_costs.matters(self.kind, self.harms)
 
     def __str__(self) -> str:

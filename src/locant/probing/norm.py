@@ -148,7 +148,7 @@ def options_of(norm: Any, eps: float, plus_one: bool) -> tuple[Any, float, bool]
     if not isinstance(norm, HeadNorm):
         return norm, eps, plus_one
     if eps != EPS or plus_one:
-        got = f"got eps={eps} and plus_one={plus_one} beside a HeadNorm, which has its own"
+        got = f"got eps={eps} and plus_one={plus_one} together with a HeadNorm, which has its own"
         raise RangeError(got, "HeadNorm(q_weight, k_weight, eps=..., plus_one=...)")
     if norm.q_weight is None or norm.k_weight is None:
         got = f"got {norm}, expected weights of queries and of keys"
@@ -322,7 +322,7 @@ def _describe_mistakes(norm: Norm | None, right: Norm, off: float) -> Iterator[s
             yield f"{phrase}, and no known mistake explains that"
     else:
         if norm.kind == "none" and not norm.weight.ndim:
-            yield "there is none"
+            yield "it is missing"
         else:
             yield from (each for each in (norm.weights, KINDS[norm.kind]) if each)
         if norm.outside and norm.kind in ("rms", "all heads"):

@@ -32,7 +32,7 @@ from locant.models.architecture import UNKNOWN
 from locant.models.encodings import rotary_from_config
 from locant.models.registry import read_config
 from locant.positions.angles import AngleMode
-from locant.positions.base import PositionEncoding
+from locant.positions.base import PositionEncoding, reads_hidden_states
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
 from locant.probing.addition import addition_report, is_addition
@@ -204,8 +204,8 @@ def _probe_lab_model(model: str, encoding: PositionEncoding, expected: PositionE
     try:
         return probe(encoding, expected=expected)
     except LocantError as error:
-        got = f"got {model}, whose {type(encoding).__name__} depends on more than positions, and is not measured alone"
-        raise InputError(got, "measure what it does to the loss with locant evaluate MODEL --with own,nope") from error
+        got = f"got {model}, whose {type(encoding).__name__} depends on more than positions"
+        raise InputError(got, "measure its effect on the loss with locant evaluate MODEL --with own,nope") from error
 
 
 def _probe_rotation(
@@ -254,17 +254,17 @@ def _probe_rotation(
 
 
 OTHER_PAIRS = (
-    "Its configuration is read as {}. The frequencies are the same, the pairs or the heads are others: attention "
-    "reorders dimensions or picks heads before it rotates them, which a rotary module does not show."
+    "locant reads its configuration as {}. The frequencies are equal, but the pairs or the heads differ: attention "
+    "reorders dimensions or selects heads before it rotates them, and a measured rotary module does not show this."
 )
 
 
 def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
     """Return whether the pairs have the frequencies and axes of an encoding, in any dimensions."""
     both = (rotation, rotations(_subject_of(expected))[0])
-    ours, others = ([(block.axes, abs(sum(block.frequencies))) for block in one.blocks] for one in both)
-    pairs = zip(sorted(ours), sorted(others), strict=False)
-    return len(ours) == len(others) and all(
+    own_blocks, other_blocks = ([(block.axes, abs(sum(block.frequencies))) for block in one.blocks] for one in both)
+    pairs = zip(sorted(own_blocks), sorted(other_blocks), strict=False)
+    return len(own_blocks) == len(other_blocks) and all(
         a == b and math.isclose(one, other, rel_tol=1e-5) for (a, one), (b, other) in pairs
     )
 
@@ -272,6 +272,9 @@ def _has_frequencies_of(rotation: Rotation, expected: PositionEncoding) -> bool:
 def _subject_of(encoding: PositionEncoding) -> Subject:
     subject = find_subject(encoding, {})
     if subject is None:
+        if reads_hidden_states(encoding):
+            got = f"got {encoding!r}, which reads the hidden states of a text, and the probe has none"
+            raise InputError(got, "use an encoding that depends on positions alone, such as locant.Rotary(64)")
         got = f"got {encoding!r}, which does not return {HEADS} heads in the width of its input"
         raise InputError(got, "use an encoding that rotates, such as locant.Rotary(64)")
     return subject
@@ -307,7 +310,7 @@ def _side_differences(ours: Rotation, other: Rotation) -> Iterator[Difference]:
     """Yield the differences of one side from the same side of an encoding."""
     pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
     if pairs[0] != pairs[1]:
-        yield first_difference(pairs[0], pairs[1], "its pairs", "those of the encoding"), _pairs_kind(*pairs)
+        yield first_difference(pairs[0], pairs[1], "its pairs", "the encoding's"), _pairs_kind(*pairs)
         return
     if ours.num_heads != other.num_heads:
         heads = [
@@ -440,7 +443,7 @@ def _probe_modules(
 def _first_layer_type(config: Any, kinds: Sequence[str]) -> tuple[str, str | None]:
     """Return the type of the first layer with rotary positions, and a note if there are other types.
 
-    The order of the keys of a configuration means nothing: that of Gemma 3 is another one in a GGUF file.
+    The order of the keys in a configuration has no meaning. A GGUF file of Gemma 3 has another order.
     """
     of_layers = [each for each in getattr(config, "layer_types", None) or () if each in kinds]
     chosen = next(iter(of_layers), min(kinds))
@@ -516,8 +519,8 @@ def _rotary_modules(config: Any, failures: Failures) -> Iterator[nn.Module]:
         return any(type(config).__name__ in str(one.annotation) for one in inspect.signature(cls).parameters.values())
 
     others = [part for part in PARTS if part not in type(config).__name__]
-    own = [cls for cls in rotary if not any(part in cls.__name__ for part in others)]
-    for cls in sorted(own or rotary, key=is_named, reverse=True):
+    text_classes = [cls for cls in rotary if not any(part in cls.__name__ for part in others)]
+    for cls in sorted(text_classes or rotary, key=is_named, reverse=True):
         try:
             with torch.device("cpu"):
                 module = cls(config)

@@ -35,16 +35,17 @@ NEGLIGIBLE = 1e-2
 UNEXPLAINED = "which no known rounding explains"
 
 ARRANGED = {
-    "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
-    "that do not follow each other it is wrong.",
-    "rows": "Rows of a batch do not have positions of their own: the second row is rotated as if it were another.",
-    "grows_at": "What a token gets depends on the largest position of the call (from {:,} on): keys in a cache were "
-    "rotated otherwise.",
-    "remembers": "It remembers: after a long sequence a short one is rotated otherwise than before.",
-    "crowds": "Among thousands of tokens some are rotated otherwise than among a few: a kernel for many is chosen.",
-    "strided": "Tokens that are a view into a larger tensor, such as a fused projection, come out otherwise, or what "
-    "lies beside them changes.",
-    "writes": "It overwrites the tokens it is given.",
+    "neighbours": "The rotation of a token depends on the tokens next to it, so it is wrong with left padding, with a "
+    "cache, and for positions with gaps.",
+    "rows": "Rows of a batch do not have separate positions: the second row is rotated as if it were another row.",
+    "grows_at": "The rotation of a token depends on the largest position in the call (from {:,} on), so it does not "
+    "match the keys in a cache.",
+    "remembers": "The rotation depends on earlier calls: after a long sequence, a short one is rotated differently.",
+    "crowds": "Some tokens are rotated differently among thousands of tokens than among a few, as if another kernel "
+    "were chosen for many tokens.",
+    "strided": "Tokens in a view of a larger tensor, such as a fused projection, are rotated differently, or the rest "
+    "of that tensor changes.",
+    "writes": "It overwrites the tokens that are passed to it.",
 }
 """A description of the problem for each part of an `Arrangement`."""
 
@@ -80,9 +81,9 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Descriptions of mistakes and risks, the most important first."""
-        return tuple(text for _, text in self._described())
+        return tuple(text for _, text in self._describe_findings())
 
-    def _described(self) -> Iterator[tuple[Finding, str]]:
+    def _describe_findings(self) -> Iterator[tuple[Finding, str]]:
         """Yield the findings in words. The cost of a mistake is stated once."""
         kinds = set[str | None]()
         for finding in self._findings():
@@ -113,8 +114,10 @@ class Report:
         lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
         if self.encoding is not None:
             lines.append(f"The same as {self.encoding!r}, to {spell(self.agrees or 0, 2)} {self.compared}.")
-        found = (f"{'Warning' if finding.matters else 'Note'}: {text}" for finding, text in self._described())
-        return "\n".join([*lines, *found])
+        findings = (
+            f"{'Warning' if finding.matters else 'Note'}: {text}" for finding, text in self._describe_findings()
+        )
+        return "\n".join([*lines, *findings])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +170,12 @@ class RotationReport(Report):
 
     @property
     def moves(self) -> bool:
-        """Whether positions have any effect."""
+        """Return whether positions have any effect."""
         return self.queries.moves or self.keys.moves
 
     @property
     def is_rotation(self) -> bool:
-        """Whether both members of every pair have the same angle, in queries and in keys."""
+        """Return whether both members of every pair have the same angle, in queries and in keys."""
         blocks = (*self.queries.blocks, *self.keys.blocks)
         return bool(blocks) and all(block.is_rotation for block in blocks)
 
@@ -187,12 +190,12 @@ class RotationReport(Report):
 
     @property
     def reversed(self) -> bool:
-        """Whether every pair is rotated from its second dimension towards its first."""
+        """Return whether every pair is rotated from its second dimension towards its first."""
         return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
 
     @property
     def reciprocal(self) -> bool:
-        """Whether keys shrink as queries grow, as with xPos."""
+        """Return whether keys shrink as queries grow, as with xPos."""
         near = [move for shift, move in self.shifts.items() if shift <= 1000]
         grows = self.queries is not self.keys and self.queries.change > FACTOR
         return grows and bool(near) and max(near) < DEPENDS
@@ -229,18 +232,19 @@ class RotationReport(Report):
         if self.errors:
             places = [place for place in self.errors if place > 1] or [*self.errors]
             phrase = ", ".join(f"{spell(self.errors[place], 2)} at {place:,}" for place in places)
-            why = self.rounding or "nothing that is known"
-            yield f"Angles{of} are off by {phrase} (radians); what explains it: {why}."
+            why = self.rounding or "none is known"
+            yield f"Angles{of} are off by {phrase} (radians). The explanation: {why}."
         elif self.rounding is not None:
-            phrase = "go on evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
-            known = "Frequencies are known as far as they were measured, so errors of angles are not"
-            yield f"{known}: up to position {self.last:,} angles{of} {phrase}."
+            phrase = "continue evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
+            limit = "Frequencies are known as far as they were measured, so errors of angles are not"
+            yield f"{limit}: up to position {self.last:,} angles{of} {phrase}."
         if self.ended is not None:
             yield f"Its positions end at {self.last:,}: a later one raises {self.ended}."
         if self.note is not None:
             yield self.note
         if self.arrangement.grows_at is not None:
-            yield f"Small positions are treated otherwise once a call has one of {self.arrangement.grows_at:,} or more."
+            largest = f"{self.arrangement.grows_at:,} or more"
+            yield f"Small positions are rotated differently if the call has a position of {largest}."
 
     def _warnings(self) -> Iterator[Finding]:
         q, k, of_which = self.queries, self.keys, self.arrangement.of
@@ -263,12 +267,12 @@ class RotationReport(Report):
                 for parted, kind in _first_difference(q, k, self.reciprocal)
             )
         if not (q.same_heads and k.same_heads):
-            yield Finding("Heads are rotated differently; what is said here holds for the first one.")
+            yield Finding("Heads are rotated differently. This report describes the first head.")
         begin = q.begin if q.bent <= EVEN else 0
         if begin != 0 and (q is k or begin == k.begin):
             phrase = "by angles of no position" if begin is None else f"as far as position {spell(begin)} should be"
             seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
-            phrase = f"Position 0 is rotated already, {phrase}: counting begins elsewhere, {seen}."
+            phrase = f"Position 0 is already rotated, {phrase}. Counting begins elsewhere, {seen}."
             yield Finding(phrase, harms=False)
         sound = self.is_rotation and max(q.bent, k.bent) <= EVEN
         sound = sound and (self.reciprocal or max(q.change, k.change) <= FACTOR)
@@ -282,8 +286,10 @@ class RotationReport(Report):
                 yield Finding(f"{phrase} multiplied by {spell(times)}.")
         if self.reversed and sound:
             phrase = "a positive position rotates the second dimension of a pair towards the first"
-            phrase = f"The direction is reversed: {phrase}. Weights trained with the usual direction are wrong with it."
-            yield Finding(phrase, "direction-reversed")
+            phrase = f"The direction is reversed: {phrase}."
+            yield Finding(
+                f"{phrase} It does not fit weights that were trained with the usual one.", "direction-reversed"
+            )
         if self.axes > 1 and q.blocks and (unused := self._unused_axes()):
             one = len(unused) == 1
             phrase = (
@@ -295,10 +301,10 @@ class RotationReport(Report):
             yield from self._imprecise()
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
             phrase = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
-            yield Finding(f"The positions it is given have no effect: {phrase}.", "restarts")
+            yield Finding(f"The positions that are passed to it have no effect: {phrase}.", "restarts")
         for name, phrase in ARRANGED.items():
             if part := getattr(self.arrangement, name):
-                phrase = ("" if of_which is None else f"Of {of_which} alone: ") + phrase.format(part)
+                phrase = ("" if of_which is None else f"For {of_which} only: ") + phrase.format(part)
                 yield Finding(phrase, harms=name != "writes")
 
     def _kind(self, kind: str | None) -> str | None:
@@ -335,7 +341,9 @@ class RotationReport(Report):
             place, error = self.uneven
             off = f"off by {spell(error, 2)} radians at position {place:,}"
             explained = f", as with {why}" if why else ""
-            phrase = f"Angles{of} do not go on evenly{explained}: frequencies that explain smaller positions are {off}."
+            phrase = (
+                f"Angles{of} do not continue evenly{explained}: frequencies that explain smaller positions are {off}."
+            )
             yield Finding(phrase, kind)
         if self.errors and self.rounding not in UNHARMED:
             place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
@@ -368,14 +376,14 @@ class RotationReport(Report):
             phrase = (
                 phrase if side.mixed > 1 else "each dimension is multiplied by a number that depends on the position"
             )
-            yield f"It is no rotation of pairs: {phrase}."
+            yield f"It is not a rotation of pairs: {phrase}."
         torn = [block for block in side.blocks if block.cosine_axes]
         if torn:
             of_sine = [axis for axis in torn[0].axes if axis not in torn[0].cosine_axes]
             cosine, sine = (" and ".join(map(str, axes)) for axes in (torn[0].cosine_axes, of_sine))
             more = f", and so in {len(torn) - 1} more" if len(torn) > 1 else ""
             phrase = f"the cosine of pair {torn[0].dims} follows axis {cosine} and its sine axis {sine or 'none'}{more}"
-            yield f"It is no rotation: {phrase}."
+            yield f"It is not a rotation: {phrase}."
         odd = [block for block in side.blocks if not block.is_rotation and not block.cosine_axes]
         if odd:
             speeds = f"{_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)}"
@@ -383,10 +391,10 @@ class RotationReport(Report):
                 f"the two members of {len(odd)} pairs get different angles, the first of pair {odd[0].dims} {speeds}"
             )
             phrase = f"{phrase} radians per position"
-            yield f"It is no rotation: {phrase}."
+            yield f"It is not a rotation: {phrase}."
         if side.change > FACTOR and not self.reciprocal:
             change = f"{side.change:.1%}" if side.change > 1e-3 else f"{spell(side.change, 1)} of itself"
-            yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {change}."
+            yield f"Lengths change: up to position {NEAR[-1]}, the length of a pair changes by up to {change}."
         if side.bent > EVEN:
             bent = f"up to {spell(side.bent, 2)} radians off a straight line"
             yield f"Angles do not grow evenly with the position: {bent}."
@@ -408,8 +416,8 @@ def first_difference(one: Dims, other: Dims, name: str, other_name: str) -> str:
     if same == 0:
         return f"{name} are {first_and_last(one) or 'none'}, {other_name} {first_and_last(other) or 'none'}"
     if same in (len(one), len(other)):
-        return f"{name} are {len(one)}, {other_name} {len(other)}, of which the first {same} are the same"
-    return f"after {same} equal pairs {name} go on with {one[same]}, {other_name} with {other[same]}"
+        return f"{name} number {len(one)}, {other_name} {len(other)}, and the first {same} are the same"
+    return f"after {same} equal pairs {name} continue with {one[same]}, {other_name} with {other[same]}"
 
 
 def _per_axis(frequencies: tuple[float, ...]) -> str:
@@ -434,7 +442,7 @@ def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[tu
         return
     of_q, of_k = ([block.dims for block in side.blocks] for side in (q, k))
     if of_q != of_k:
-        yield f"rotated alike: {first_difference(of_q, of_k, 'pairs of queries', 'those of keys')}", None
+        yield f"rotated alike: {first_difference(of_q, of_k, 'pairs of queries', 'pairs of keys')}", None
         return
     odd, opposite = odd_pairs(q, k, ROUNDED / NEAR[-1])
     if odd and opposite and len(odd) == len(q.blocks):
@@ -449,7 +457,7 @@ def _first_difference(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[tu
     if q.begin is None or k.begin is None:
         turns = [a.offset - b.offset for a, b in zip(q.blocks, k.blocks, strict=True)]
         if any(abs(math.remainder(turn, math.tau)) > ROUNDED for turn in turns):
-            yield "rotated alike at position 0: by angles that differ as those of no two positions do", None
+            yield "rotated alike at position 0: their angles differ, but not by the angle of a position", None
     elif q.begin != k.begin:
         text = (
             f"counted alike: position 0 is rotated as position {spell(q.begin)} in queries and {spell(k.begin)} in "

@@ -70,7 +70,7 @@ class Block:
 
     @property
     def is_rotation(self) -> bool:
-        """Whether both members have the same angle."""
+        """Return whether both members have the same angle."""
         return _are_near(self.frequencies, self.of_second, 1e-4, ZERO)
 
 
@@ -442,7 +442,7 @@ def _simplify(encoding: Rotary) -> Rotary:
         choices = [{**choice, "sections": tuple(runs), "axial": axial} for choice in choices for axial in (False, True)]
     elif 2 * len(pairs) < width and isinstance(encoding.scaling, Unscaled):
         choices.append({"scaling": Proportional(rotated_share=2 * len(pairs) / width)})
-    own = _frequencies_of_pairs(encoding)
+    own_frequencies = _frequencies_of_pairs(encoding)
     for layout, choice in itertools.product(("half", "interleaved"), choices if pairs.num_heads is None else ()):
         options: dict[str, Any] = {"scaling": encoding.scaling, "layout": layout, **choice}
         try:
@@ -450,9 +450,9 @@ def _simplify(encoding: Rotary) -> Rotary:
         except LocantError:
             continue
         other = _frequencies_of_pairs(short)
-        if own.keys() == other.keys() and all(
+        if own_frequencies.keys() == other.keys() and all(
             axis == other[pair][0] and math.isclose(each, other[pair][1], rel_tol=SAME)
-            for pair, (axis, each) in own.items()
+            for pair, (axis, each) in own_frequencies.items()
         ):
             return short
     return encoding

@@ -231,5 +231,7 @@ def rotating_functions(target: Any) -> list[Apply]:
         others = [name for name, each in members.items() if name not in names and inspect.isfunction(each)]
         names += [name for name in others if "rot" in name.lower() or "rope" in name.lower()]
     functions = [members[name] for name in names if callable(members[name])]
-    own = [name for name in dir(type(target)) if name.startswith("apply") and ("rot" in name or "rope" in name)]
-    return functions + [getattr(target, name) for name in own]
+    method_names = [
+        name for name in dir(type(target)) if name.startswith("apply") and ("rot" in name or "rope" in name)
+    ]
+    return functions + [getattr(target, name) for name in method_names]

@@ -15,13 +15,13 @@ from locant.lab.results import BY_TASK, Results, ResultsFolder, add_recorded
 from locant.lab.settings import TEXT, Settings
 from locant.lab.summary import Row, Summary, summarise
 from locant.lab.task_summary import scores
-from locant.lab.text_learning import split_off
+from locant.lab.text_learning import split_held_out
 from locant.lab.training import Training
 from locant.report import console, tasks
 from locant.report.commands import command
 from locant.report.console import MISSING, log_line, out, pluralize, show
 from locant.report.page import Picture, curves, picture, render, write_page, write_picture
-from locant.report.sentences import sentences
+from locant.report.sentences import sentences, signed
 from locant.report.tables import CLEARLY, Cell, Table
 from locant.text.corpus import Corpus
 
@@ -60,7 +60,7 @@ class Screen(Watcher):
             self._log_text(corpus, settings)
 
     def _log_text(self, corpus: Corpus, settings: Settings) -> None:
-        training, held_out = (len(part) for part in split_off(corpus.ids, settings.lengths[-1]))
+        training, held_out = (len(part) for part in split_held_out(corpus.ids, settings.lengths[-1]))
         windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
         steps = settings.steps_for(training)
         epochs = steps * settings.batch_for(TEXT) * settings.train_length / training
@@ -234,7 +234,7 @@ def context_table(summary: Summary) -> Table | None:
     for row in summary.rank(summary.lengths[-1]):
         losses = [MISSING if (loss := row.in_context(length)) is None else f"{loss:.3f}" for length in row.by_stretch]
         clear = "" if row.far_is_clear else " (not clear)"
-        rows.append([row.encoding, *losses, f"{row.far.mean:+.3f}{clear}" if row.far else MISSING])
+        rows.append([row.encoding, *losses, f"{signed(row.far.mean)}{clear}" if row.far else MISSING])
     note = (
         "Loss in nats per token on the same tokens, by the number of tokens before each of them. A negative difference "
         "means that distant tokens help."
@@ -245,7 +245,10 @@ def context_table(summary: Summary) -> Table | None:
             "In the windows above, which do not overlap, the first tokens have little context."
         ),
         "difference": "The loss with the longest context minus the loss with the training context.",
-        "clear": "A difference is clear if zero lies outside its 95% intervals over seeds and over the text.",
+        "clear": (
+            "A difference is clear if it does not round to zero, and if zero lies outside its 95% intervals over seeds "
+            "and over the text."
+        ),
     }
     head = ["encoding", *(f"{length:,}" for length in measured.by_stretch), "difference"]
     return Table(title="Loss with full context", head=head, rows=rows, note=note, terms=terms)
@@ -284,15 +287,15 @@ def page(results: Mapping[str, Any]) -> str:
         title.append(f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}")
         split = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
         facts += [text["source"], split]
-    told = {name: value for name, value in settings.items() if name != "text"}
-    told |= {f"text: {name}": value for name, value in settings.get("text", {}).items()}
+    shown_settings = {name: value for name, value in settings.items() if name != "text"}
+    shown_settings |= {f"text: {name}": value for name, value in settings.get("text", {}).items()}
     return render(
         "comparison.html",
         title=". ".join(title) or "Nothing was measured",
         facts=" · ".join([counts, *facts]),
         sections=sections,
         command=command(settings),
-        settings=_words(told),
+        settings=_words(shown_settings),
         versions=_words(results["environment"]),
         models=_models_table(results),
         lines=[tasks.record_line(each) for each in results["records"] if "loss_by_length" not in each],

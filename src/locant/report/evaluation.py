@@ -17,7 +17,7 @@ from locant.report.commands import shell_line
 from locant.report.comparison import context_table
 from locant.report.console import MISSING, named_rows, show
 from locant.report.page import curves, render, write_page
-from locant.report.sentences import context_sentences
+from locant.report.sentences import context_sentences, signed
 from locant.report.tables import Cell, Table
 
 TRAINED = {"all": "all weights", "new": "only the weights of the encoding", "lora": "low-rank adapters"}
@@ -50,7 +50,9 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
             lengths = ", ".join(f"{length:,}" for length in sorted(short))
             sentences.append(f"At {lengths} tokens, not all {name} were asked for: some rows would have to be cut.")
     sentences += [*_ruler_sentences(results), *context_sentences(summarise(results))]
-    sentences.append("The loss measures how well the next token is predicted, for which near tokens are mostly enough.")
+    sentences.append(
+        "The loss measures how well the next token is predicted. Nearby tokens are usually enough for this."
+    )
     sentences.append(
         f"These results are for one model and one text ({text['source']}), not for others. Nothing was trained, and a "
         "short training may change the order."
@@ -96,7 +98,7 @@ def _difference(first: Sequence[float | None], other: Sequence[float | None]) ->
     if max(-low, high) < VISIBLE:
         return f"less than {VISIBLE} nats apart", ""
     word = "not clearly different" if low <= 0 <= high else "worse" if low > 0 else "better"
-    return word, f" ({low:+.3f} to {high:+.3f} nats)"
+    return word, f" ({signed(low)} to {signed(high)} nats)"
 
 
 def print_evaluation(results: Mapping[str, Any]) -> None:
@@ -219,11 +221,10 @@ def _change(before: list[float], after: list[float]) -> str:
     """Describe the mean difference over windows, with the 95 % interval of a block bootstrap."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     interval = interval_of_mean(differences)
+    mean = signed(float(np.mean(differences)))
     if interval is None or len(differences) < ENOUGH_WINDOWS:
-        return f"{np.mean(differences):+.3f} nats, over {len(differences)} windows: too few to conclude from"
-    return (
-        f"{np.mean(differences):+.3f} nats ({interval[0]:+.3f} to {interval[1]:+.3f} over {len(differences)} windows)"
-    )
+        return f"{mean} nats, over {len(differences)} windows: too few to conclude from"
+    return f"{mean} nats ({signed(interval[0])} to {signed(interval[1])} over {len(differences)} windows)"
 
 
 def _loading(record: Mapping[str, Any], output: Path) -> str:

@@ -156,8 +156,8 @@ def _rotary(rotary: RotarySettings) -> NamedRows:
     precision = rotary.precision
     if precision.first_visible is not None and precision.at_longest > VISIBLE:
         at_end = f"{spell(precision.at_longest, 1)} at the end"
-        from_there = f"from position {precision.first_visible:,} on; by {at_end}"
-        yield "float32 angles", [f"a cosine misses by more than {VISIBLE} {from_there}"]
+        from_there = f"from position {precision.first_visible:,} on, and is {at_end}"
+        yield "float32 angles", [f"the error of a cosine exceeds {VISIBLE} {from_there}"]
 
 
 def _scaling(rotary: RotarySettings) -> str:

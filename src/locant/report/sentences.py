@@ -34,13 +34,17 @@ def sentences(summary: Summary) -> list[str]:
     """Return the findings of a comparison, the most important first. Leave out lengths with too few windows."""
     base, longest = summary.base_length, summary.lengths[-1]
     overfitted = _describe_overfitting(summary)
-    found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
+    conclusions = [
+        _little_learned(summary, more_steps=not overfitted),
+        _too_little_text(summary),
+        _winner(summary, base),
+    ]
     if longest > base:
-        found.append(_winner(summary, longest))
+        conclusions.append(_winner(summary, longest))
         if summary.has_enough(longest):
-            found += [*_trends(summary), _rises(summary)]
-    found += [*context_sentences(summary), _bigram(summary)]
-    return [sentence for sentence in [*found, overfitted, _missing(summary), _caution(summary)] if sentence]
+            conclusions += [*_trends(summary), _rises(summary)]
+    conclusions += [*context_sentences(summary), _bigram(summary)]
+    return [sentence for sentence in [*conclusions, overfitted, _missing(summary), _caution(summary)] if sentence]
 
 
 def _little_learned(summary: Summary, *, more_steps: bool) -> str:
@@ -90,14 +94,14 @@ def _winner(summary: Summary, length: int) -> str:
     leaders = summary.leaders(length)
     ties = [row.encoding for row in leaders or measured if row is not best]
     others = join_and(ties) if len(ties) <= NAMED else f"{len(ties)} other encodings"  # which the table has in bold
-    tied = f"{others} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
+    tied = f"{others} {'is' if len(ties) == 1 else 'are'} within {_describe_spread(summary)}" if ties else ""
     if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
     return f"{where}, {best.encoding} has {lowest}: {loss}.{tied and f' {tied}.'}"
 
 
-def _spread(summary: Summary) -> str:
+def _describe_spread(summary: Summary) -> str:
     return "the spread of windows" if summary.num_seeds == 1 else "the spread of seeds and windows"
 
 
@@ -105,7 +109,7 @@ def _trends(summary: Summary) -> list[str]:
     """Group the encodings by how their loss changes from the training length to the longest."""
     base, longest = summary.base_length, summary.lengths[-1]
     gains, level = "falls", f"stays within {LEVEL:.0%}"
-    somewhat, much, unclear = "rises somewhat", "rises a lot", f"changes by no more than {_spread(summary)}"
+    somewhat, much, unclear = "rises somewhat", "rises a lot", f"changes by no more than {_describe_spread(summary)}"
     groups: dict[str, list[str]] = {words: [] for words in (gains, level, somewhat, much, unclear)}
     for row in summary.rows:
         if (ratio := row.ratio(longest, base)) is None:
@@ -124,9 +128,9 @@ def _trends(summary: Summary) -> list[str]:
 def _rises(summary: Summary) -> str:
     """Describe the position from which the loss stays above its level within the training length."""
     places = ((row.encoding, row.rises_from(summary.train_length, CLEAR)) for row in summary.rows)
-    found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
+    rises = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
-    return f"By position, the loss rises {level} and stays there: {join_and(found)}." if found else ""
+    return f"By position, the loss rises {level} and stays there: {join_and(rises)}." if rises else ""
 
 
 def context_sentences(summary: Summary) -> list[str]:
@@ -141,17 +145,19 @@ def context_sentences(summary: Summary) -> list[str]:
         ordered = sorted(rows, key=lambda row: row.in_context(most) or 0.0)
         low, high = (f"{row.in_context(most):.3f} ({row.encoding})" for row in (ordered[0], ordered[-1]))
         losses = [f"between {low}", high]
-    found = [f"With {most:,} tokens before every token, in overlapping windows, the losses are {join_and(losses)}."]
+    conclusions = [
+        f"With {most:,} tokens before every token, in overlapping windows, the losses are {join_and(losses)}."
+    ]
     groups: dict[str, list[str]] = {"help": [], "have no clear effect on": [], "hurt": []}
     used, unclear, harmful = groups.values()
     for row in rows:
         if row.far:
             group = unclear if not row.far_is_clear else used if row.far.mean < 0 else harmful
-            group.append(f"{row.encoding} ({row.far.mean:+.3f})")
+            group.append(f"{row.encoding} ({signed(row.far.mean)})")
     if len(contexts[most]) >= ENOUGH_WINDOWS:
         far = f"Tokens more than {fewest:,} back (up to {most:,})"
-        found += [f"{far} {verb} {join_and(names)}." for verb, names in groups.items() if names]
-    return found
+        conclusions += [f"{far} {verb} {join_and(names)}." for verb, names in groups.items() if names]
+    return conclusions
 
 
 def _bigram(summary: Summary) -> str:
@@ -187,6 +193,16 @@ def _caution(summary: Summary) -> str:
     if summary.num_seeds == 1:
         return "One seed was trained, so the difference between seeds is unknown. Small differences may be chance."
     return f"The spread is over {pluralize(summary.num_seeds, 'seed')} of a small model. Larger models may differ."
+
+
+def signed(change: float) -> str:
+    """Write a change of the loss with its sign. A change that rounds to zero has none.
+
+    >>> signed(-0.0617), signed(-0.0002)
+    ('-0.062', '0.000')
+    """
+    text = f"{change:+.3f}"
+    return text if float(text) else text[1:]
 
 
 def join_and(words: list[str]) -> str:

@@ -74,13 +74,13 @@ def draw_tasks(results: Mapping[str, Any], theme: Theme = LIGHT) -> Figure:
 
     Up to `OVERLAID` encodings share a picture for each task. More of them get a picture each, with a curve for a task.
     """
-    found = scores(results)
+    task_scores = scores(results)
     names = [str(name) for name, *_ in lengths_table(results).rows]
-    tasks, trained = _tasks(found), results["settings"]["task_length"]
+    tasks, trained = _tasks(task_scores), results["settings"]["task_length"]
     if len(names) <= OVERLAID:
-        figure, curves = _by_task(found, tasks, names, theme)
+        figure, curves = _by_task(task_scores, tasks, names, theme)
     else:
-        figure, curves = _by_encoding(found, tasks, names, trained, theme)
+        figure, curves = _by_encoding(task_scores, tasks, names, trained, theme)
     for axes, number, score in curves:
         color, linestyle, marker = theme.stroke(number)
         middle = [median(each) for each in score.by_length.values()]
@@ -145,10 +145,10 @@ def lengths_table(results: Mapping[str, Any]) -> Table:
 
     Encodings are ordered by the number of learned tasks, then by rank, because a rank over fewer tasks is less certain.
     """
-    found = scores(results)
-    tasks, ranks = _tasks(found), reciprocal_ranks(found)
-    by_name = {(score.encoding, score.task): score for score in found}
-    learned = Counter(score.encoding for score in found if score.has_learned)
+    task_scores = scores(results)
+    tasks, ranks = _tasks(task_scores), reciprocal_ranks(task_scores)
+    by_name = {(score.encoding, score.task): score for score in task_scores}
+    learned = Counter(score.encoding for score in task_scores if score.has_learned)
     names = sorted(dict.fromkeys(name for name, _ in by_name), key=lambda name: (-learned[name], -ranks.get(name, 0.0)))
     rows = list[Row]()
     for name in names:

@@ -236,7 +236,7 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
     """
     num_buckets, max_distance, is_decoder = (getattr(attention, name) for name in SIZES)
     table: nn.Embedding = getattr(attention, TABLE)
-    own = T5BiasWithoutTable(
+    own_bias = T5BiasWithoutTable(
         table.embedding_dim, num_buckets=num_buckets, max_distance=max_distance, bidirectional=not is_decoder
     )
     buckets = list[Tensor]()
@@ -257,10 +257,10 @@ def _own_bias(attention: Any) -> T5BiasWithoutTable:
     finally:
         hook.remove()
     distance = reach - torch.arange(2 * reach)
-    if not torch.equal(buckets[0].cpu().flatten(), own.buckets(distance)):
-        got = f"got {type(attention).__name__}, which does not compute the buckets of its configuration, {own}"
+    if not torch.equal(buckets[0].cpu().flatten(), own_bias.buckets(distance)):
+        got = f"got {type(attention).__name__}, which does not compute the buckets of its configuration, {own_bias}"
         raise InputError(got, "use a model with T5's attention")
-    return own
+    return own_bias
 
 
 def layer_types(points: Sequence[BiasPoint], config: Any) -> list[str | None]:

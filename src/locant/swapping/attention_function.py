@@ -11,23 +11,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32
-from locant.attention import attend
-from locant.attention.choice import FAST_MATRIX_SCORES
+from locant.attention.attend import attend_to_inputs, without_autocast
+from locant.attention.choice import FAST_MATRIX_SCORES, BackendChoice, BackendName, choose_backend
+from locant.attention.inputs import AttentionInputs, check_dropout, check_scale, require_keys_between, require_tensors
+from locant.attention.mask import AttentionMask
 from locant.errors import LocantError
 from locant.kernels.transforms import is_plain_eager
-from locant.positions.base import PositionEncoding, effective_score_bias, has_bias
+from locant.positions.base import PositionEncoding, has_bias, has_pair_sets
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import products
-from locant.positions.score_bias import ByDistance, Pairwise, ScoreBias
 from locant.swapping.added_point import T5BiasWithoutTable
 from locant.swapping.new_encoding import NewEncoding
 from locant.swapping.token_places import PLACES, Places
@@ -54,9 +55,12 @@ class AttentionPoint:
     new_encoding: NewEncoding | None
     previous: str
     own_bias: T5BiasWithoutTable | None = None
+    has_plain_softmax: bool = field(init=False, default=False)
+    """Whether the module's attention is sdpa without sinks."""
 
     def attach(self, module: nn.Module, undo: ExitStack) -> None:
         """Store this object in an attention module, so that our attention function finds it."""
+        self.has_plain_softmax = self.previous == "sdpa" and not hasattr(module, "sinks")
         setattr(module, ATTENTION_POINT, self)
         undo.callback(delattr, module, ATTENTION_POINT)
 
@@ -120,19 +124,14 @@ def attention(
     if point is None:
         got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped model"
         raise LocantError(got, "new_model.set_attn_implementation('sdpa'), or give it another configuration")
-    encoding = None if point.new_encoding is None else point.new_encoding.current
-    own_bias, ids = others.pop("position_bias", None), others.get("position_ids")
-    # Some models pass position ids to their attention, but no unknown arguments.
-    layer_places = None if ids is None or ids.ndim != 2 else Places(ids)
-    places: Places = others.pop(PLACES, layer_places) or Places()
-    if places.shared is not None and not is_plain_eager():  # a value is right for all layers without gradients alone
-        places = places._replace(shared=None)
+    new, own_bias, places = point.new_encoding, others.pop("position_bias", None), _take_places(others)
+    encoding = None if new is None else places.share(lambda: new.current, by=new)
     if own_bias is not None and encoding is not None and point.own_bias is None:
         raise LocantError(f"got {type(module).__name__}, which computes its own bias", "use a model without one")
     causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
-    can_attend = mask is None and _is_plain_softmax(point, module, others)
+    can_attend = mask is None and _is_plain_softmax(point, others)
     if encoding is None and can_attend:
         encoding = _matrix_free_bias(point, query, key, own_bias)
     if encoding is None:
@@ -146,19 +145,16 @@ def attention(
         mask = _slot_distances(query, key, causal)
     width, dtype = query.shape[-1], query.dtype
     positions, k_positions = _positions(query, key, mask, places)
-    if point.new_encoding is not None and type(encoding) is Rotary:
-        encoding = point.new_encoding.for_longest(encoding, positions.index)
+    if new is not None and type(encoding) is Rotary:
+        encoding = new.for_longest(encoding, positions.index)
     query, key = encoding.rotate(query, key, positions, k_positions)
     if scaling is not None:  # the model's scaling is for the width of its heads, which an encoding may double (PoPE)
         scaling *= (width / query.shape[-1]) ** 0.5
     if mask is None:
-        if places.shared is not None:
-            depends_on = (encoding, query.shape[:3], key.shape[:3], query.dtype, query.device)
-            encoding = places.share(_share_bias, encoding, query, key, positions, k_positions, by=depends_on)
-        y = attend(
-            query, key, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
-            dropout_p=dropout, scale=scaling,
-        )  # fmt: skip
+        alike = ((x.shape, x.dtype, x.device) for x in (query, key, value))
+        arguments = (query, key, value, positions, k_positions, causal, encoding, scaling, dropout)
+        inputs, backend = places.share(_prepare_attention, *arguments, by=(*alike, causal, encoding, scaling, dropout))
+        y = attend_to_inputs(inputs.with_tensors(query, key, value), backend).y
         return y.transpose(1, 2).contiguous(), None
     bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
     unordered = (replace(each, order_or_none=None) for each in (positions, k_positions))  # ordered by their positions
@@ -176,36 +172,32 @@ def attention(
     return y.to(dtype), weights
 
 
-class SharedBias(PositionEncoding):
-    """The bias of an encoding for the tokens of one call of the model, computed once for all layers.
-
-    A part of these tokens, such as a tile, gets its bias from the encoding.
-    """
-
-    value: ByDistance | Pairwise
-    encodings: tuple[PositionEncoding]
-    """The encoding, in a tuple, so that it does not become a submodule."""
-
-    def score_bias(
-        self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
-    ) -> ScoreBias | None:
-        if heads is None and queries is self.value.queries and keys is self.value.keys:
-            return self.value.for_vectors(q, k)
-        return effective_score_bias(self.encodings[0], q, k, queries, keys, heads)
+def _take_places(others: dict[str, Any]) -> Places:
+    """Remove the places of the tokens from the arguments of a layer, and return them."""
+    if PLACES in others:
+        places: Places = others.pop(PLACES) or Places()
+    else:  # some models pass position ids to their attention, but no unknown arguments
+        ids = others.get("position_ids")
+        places = Places() if ids is None or ids.ndim != 2 else Places(ids)
+    if places.shared is not None and not is_plain_eager():  # a value is right for all layers without gradients alone
+        return places._replace(shared=None)
+    return places
 
 
-def _share_bias(
-    encoding: PositionEncoding, query: Tensor, key: Tensor, queries: Positions, keys: Positions
-) -> PositionEncoding:
-    """Return the encoding's bias for all layers, or the encoding itself if its bias depends on the layer."""
-    if encoding.needs_all_keys or rotates_by_class(encoding):
-        return encoding
-    value = effective_score_bias(encoding, query, key, queries, keys)
-    if not isinstance(value, ByDistance | Pairwise) or value.for_vectors(query, key) is None:
-        return encoding
-    shared = SharedBias()
-    shared.value, shared.encodings = value, (encoding,)
-    return shared
+def _prepare_attention(
+    query: Tensor, key: Tensor, value: Tensor, positions: Positions, k_positions: Positions, causal: bool,
+    encoding: PositionEncoding, scaling: float | None, dropout: float,
+) -> tuple[AttentionInputs, BackendName | BackendChoice]:  # fmt: skip
+    """Return the checked inputs of attention and its backend. Layers with tensors of the same shapes share both."""
+    require_tensors(query, key, value)
+    mask = AttentionMask(positions, k_positions, causal)
+    require_keys_between(encoding, mask)
+    scale, dropout_p = check_scale(scaling, query.shape[-1]), check_dropout(dropout)
+    inputs = AttentionInputs(query, key, value, mask, encoding, scale, dropout_p)
+    if rotates_by_class(encoding) or has_pair_sets(encoding):  # each class and each set has a backend of its own
+        return inputs, "auto"
+    with without_autocast(query):
+        return inputs, choose_backend("auto", inputs)
 
 
 def _matrix_free_bias(
@@ -232,11 +224,9 @@ def _own_mask_and_bias(
     return None, {} if bias is None else {"position_bias": bias}
 
 
-def _is_plain_softmax(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
+def _is_plain_softmax(point: AttentionPoint, others: dict[str, Any]) -> bool:
     """Return whether `attend` can replace the previous function, so it is sdpa without soft cap, sinks or a cache."""
-    if point.previous != "sdpa" or hasattr(module, "sinks"):
-        return False
-    return others.get("softcap") is others.get("s_aux") is others.get("cache") is None
+    return point.has_plain_softmax and others.get("softcap") is others.get("s_aux") is others.get("cache") is None
 
 
 def _slot_distances(query: Tensor, key: Tensor, causal: bool) -> Tensor:

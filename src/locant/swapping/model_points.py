@@ -58,7 +58,7 @@ class ModelPoints:
         """Describe the rotary encoding of a layer, or all that may be its encoding if its type does not decide it."""
         kind = self.layer_types[layer]
         by_point = [[point.own[kind]] if kind in point.own else [*point.own.values()] for point in self.rotary]
-        return " or ".join(dict.fromkeys(str(each) for own in by_point for each in own))
+        return " or ".join(dict.fromkeys(str(each) for encodings in by_point for each in encodings))
 
     @property
     def old_positions(self) -> str:

@@ -34,7 +34,7 @@ def encodings_by_layer(
         return [_require_encoding("encoding", encoding)] * len(types)
     plan = _assign_encodings(encoding, layers, types)
     if all(each is None for each in plan):
-        raise RangeError(f"got layers that give an encoding to none of {len(types)} layers", REMEDY)
+        raise RangeError(f"got layers that select none of the {len(types)} layers", REMEDY)
     return plan
 
 

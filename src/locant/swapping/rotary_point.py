@@ -272,9 +272,10 @@ def _rotary_point(path: str, module: nn.Module, owner: Any, angles: AngleMode) -
         got = f"got {name}, whose {meta_buffer} is on the meta device and holds no numbers"
         raise InputError(got, "load the model with from_pretrained, or build it on a device, before you swap it")
     config = getattr(module, "config", owner.config)
-    own = _own_encodings(config, module, takes_types="layer_type" in parameters)
+    own_encodings = _own_encodings(config, module, takes_types="layer_type" in parameters)
     measurements = {
-        layer_type: _measure(module, rotary, layer_type, _lengths(config, module)) for layer_type, rotary in own.items()
+        layer_type: _measure(module, rotary, layer_type, _lengths(config, module))
+        for layer_type, rotary in own_encodings.items()
     }
     known_forms = {each.form for each in measurements.values() if each.form.name is not None}
     orders = {each.form.sines_first for each in measurements.values()}

@@ -66,12 +66,12 @@ class Route:
 
     @property
     def needs_function(self) -> bool:
-        """Whether the model has to call our attention function."""
+        """Return whether the model has to call our attention function."""
         return self.in_attention is not None or self.own_bias is not None
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a hook reads the tokens of every call, by the names of the model's arguments."""
+        """Return whether a hook reads the tokens of every call, by the names of the model's arguments."""
         return self.needs_function and not self.points.biases
 
     def require(self, *, is_mixed: bool) -> None:
@@ -219,8 +219,8 @@ def choose_route(points: ModelPoints, layer: int, new_encoding: NewEncoding | No
         return RemovePositions(points, layer, new_encoding)
     _require_sizes(encoding, layer, points.owner)
     if reads_hidden_states(encoding):
-        got = f"got {encoding}, which reads the hidden states of each layer: the attention function receives none"
-        raise InputError(got, "use an encoding that reads none, such as locant.ALiBi(num_heads=...)")
+        got = f"got {encoding}, which reads hidden states, but the attention function does not receive them"
+        raise InputError(got, "use an encoding that does not read them, such as locant.ALiBi(num_heads=...)")
     if "embed" in encoding.methods():
         return AddToEmbeddings(points, layer, new_encoding)
     _require_fixed_length(encoding)
@@ -256,7 +256,7 @@ def _require_fixed_length(encoding: PositionEncoding) -> None:
         if type(encoding) is Rotary or not isinstance(each, Rotary) or each.seq_len is not None:
             continue
         if each.scaling.length_threshold is not None:
-            got = f"got {encoding}, whose scaling depends on the length, and which is not rebuilt for every length"
+            got = f"got {encoding}, whose scaling depends on the length, but which cannot be rebuilt for every length"
             raise InputError(got, "build it with rotary.for_length(seq_len), for the longest sequence")
 
 
@@ -266,12 +266,12 @@ def _require_sizes(encoding: Any, layer: int, owner: Any) -> None:
     Raise `InputError` if the configuration does not state the heads.
     """
     if isinstance(encoding, RoPEPlusPlus):
-        got = "got RoPEPlusPlus, which makes twice as many heads as the projection after the model's attention takes"
+        got = "got RoPEPlusPlus, which doubles the heads, but the model's output projection takes the usual number"
         raise RangeError(got, "use locant.lab.Decoder, which has a wider projection, or locant.Rotary")
     config_value = partial(attribute, owner.config, layer=layer)
     heads, width, hidden = (config_value(name) for name in ("num_attention_heads", "head_dim", "hidden_size"))
     if heads is None or (width or hidden) is None:
-        missing = "num_attention_heads" if heads is None else "head_dim and no hidden_size"
+        missing = "num_attention_heads" if heads is None else "head_dim or hidden_size"
         got = f"got {type(owner).__name__}, whose configuration has no {missing}"
         raise InputError(got, "use a model with attention, whose configuration states its heads")
     width, latent = width or hidden // heads, config_value("qk_rope_head_dim")

@@ -83,8 +83,9 @@ class PlacesHooks:
         # A tensor that a graph makes is overwritten by the next run of the graph.
         may_keep = isinstance(getattr(places, "first", None), int) or not torch.compiler.is_compiling()
         if places is not None and cache is not None and may_keep:
+            if not hasattr(cache, KEYS):
+                _wrap_row_methods(cache)
             setattr(cache, KEYS, KeyPlaces(places.keys, _first_keys(cache)))
-            _wrap_row_methods(cache)
 
 
 @dataclass
@@ -153,9 +154,11 @@ def _places(arguments: dict[str, Any], cache: Any) -> Places | None:
     seen = seen.clone() if isinstance(seen, Tensor) else seen  # the first layer changes this tensor in place
     if ids is not None and ids.ndim != 2:
         return Places(first=seen)
-    slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
     stored: KeyPlaces | None = getattr(cache, KEYS, None)
     stored = stored if stored is not None and stored.tensor is _first_keys(cache) else None
+    if ids is None and isinstance(seen, int) and (not seen or (stored is not None and stored.ids is None)):
+        return Places(first=seen)
+    slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
     if isinstance(seen, Tensor) and not has_values(slots):  # a static cache in a graph
         stored_ids = None if stored is None else stored.ids
         if ids is None and stored_ids is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
-from locant import KVCache, LocantError, Positions, ShapeError, StaticKVCache, attend
+from locant import InputError, KVCache, LocantError, Positions, ShapeError, StaticKVCache, attend, probe
 from locant.kernels import householder
 from locant.parallel import attend as attend_in_parallel
 from locant.positions.encodings import path as module
@@ -429,6 +429,10 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
         attend(q[:, :3], k[:, :1], v[:, :1], encoding=encoding, positions=read)
     with refuses(LocantError, "not among the keys"):
         attend(q[:, :, :1], k, v, encoding=encoding, positions=Positions.of([3], document=[4]), k_positions=read)
+    with refuses(LocantError, "backend='sdpa'", "several outputs to merge (PaTH)", "backend='tiled'"):
+        attend(q, k, v, encoding=encoding, positions=read, backend="sdpa")
+    with refuses(InputError, "PaTH(", "reads the hidden states", "positions alone"):
+        probe(encoding)
     cache = KVCache(encoding=encoding)
     with refuses(LocantError, "without features"):
         cache.append(k, v, plain)

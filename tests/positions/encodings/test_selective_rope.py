@@ -62,7 +62,8 @@ def test_values_and_gradients_are_those_of_the_formula(options: dict[str, Any]) 
     """By the hidden states, the queries and every parameter, with a random cotangent."""
     selective, x, q = made(**options), torch.randn(1, 7, D_MODEL), torch.randn(1, HEADS, 7, HEAD_DIM)
     leaves = {"x": x.requires_grad_(), "q": q.requires_grad_(), **dict(selective.named_parameters())}
-    rotated, _ = selective.rotate(q, q, selective.read(x, Positions.after(900, 7)))
+    places = Positions.of(torch.arange(900, 907), order=torch.arange(7))
+    rotated, _ = selective.rotate(q, q, selective.read(x, places))
     given = {name: (leaf[0] if name in "xq" else leaf).detach().double().numpy() for name, leaf in leaves.items()}
 
     def truth_of(**values: np.ndarray) -> np.ndarray:
@@ -79,7 +80,8 @@ def test_with_angles_of_one_it_is_rope() -> None:
     selective = SelectiveRoPE(HEAD_DIM, KV_HEADS, D_MODEL, offset=True, base=50.0)
     torch.nn.init.zeros_(selective.kernel)
     q, k = torch.randn(2, HEADS, 300, HEAD_DIM), torch.randn(2, KV_HEADS, 300, HEAD_DIM)
-    read = selective.read(torch.randn(2, 300, D_MODEL), Positions.after(1, 300))  # the first token is at angle 1
+    counts = Positions.of(torch.arange(1, 301), order=torch.arange(300))  # the first token is at angle 1
+    read = selective.read(torch.randn(2, 300, D_MODEL), counts)
     for ours, expected in zip(
         selective.rotate(q, k, read), Rotary(HEAD_DIM, base=50.0).rotate(q, k, read), strict=True
     ):
@@ -241,3 +243,23 @@ def test_mistakes_are_named() -> None:
         RunningAngles(HEAD_DIM, KV_HEADS, D_MODEL).read(torch.zeros(1, 3, D_MODEL), Positions.arange(3))
     built = encoding("selective-rope", head_dim=6, num_heads=2, d_model=16, gate=True)
     assert repr(built).endswith("rank=16, kernel_size=4, base=500000, gate=True)")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode calls it
+@pytest.mark.parametrize("learns", [True, False])
+def test_forward_mode_and_mapped_samples_have_the_gradients_of_backward(learns: bool) -> None:
+    """Neither shows in ``requires_grad``, and rounded sums alone have no derivative."""
+    selective, q = made(torch.float64, **OPTIONS["all"]).requires_grad_(learns), torch.randn(1, HEADS, 5, HEAD_DIM)
+    q, x, tangent = q.double(), *torch.randn(2, 3, 1, 5, D_MODEL, dtype=torch.float64)
+    cotangent = torch.randn(3, 1, HEADS, 5, HEAD_DIM, dtype=torch.float64)
+
+    def rotated(x: Tensor) -> Tensor:
+        return selective.rotate_one(q, selective.read(x, Positions.packed([2, 3])))
+
+    leaf = x.clone().requires_grad_()
+    (truth,) = torch.autograd.grad(torch.stack([rotated(each) for each in leaf]), leaf, cotangent)
+    assert truth.abs().min() > 0
+    (mapped,) = torch.autograd.grad(torch.func.vmap(rotated)(leaf), leaf, cotangent)
+    assert_close(mapped, truth)
+    moved = [torch.func.jvp(rotated, (one,), (way,))[1] for one, way in zip(x, tangent, strict=True)]
+    assert_close((torch.stack(moved) * cotangent).sum(), (truth * tangent).sum())

@@ -89,7 +89,7 @@ def test_if_nothing_is_left_the_error_names_what_was_skipped(folder: Path, tmp_p
         with refuses(InputError, why.format(said), "try: test it with gzip -t"):
             called(files, tmp_path / f"store-{len(files)}", tokenizer=tokenizer, skip_bad=True)
     (folder / "i.jsonl").write_bytes(BAD_LINES[1])
-    with refuses(InputError, "1 file was skipped as broken", "i.jsonl, line 1", "try: mend it and run the same again"):
+    with refuses(InputError, "1 file was skipped as broken", "i.jsonl, line 1", "try: repair it and run again"):
         called(folder / "i.jsonl", tmp_path / "lines", tokenizer=tokenizer, skip_bad=True)
 
 
@@ -121,7 +121,7 @@ def test_work_that_a_bad_record_has_stopped_goes_on_in_either_way(
     """By mending it, or by skipping it; what was made is neither lost nor made again."""
     monkeypatch.setattr(sys.modules[prepare.__module__], "CHECKED_BYTES", 1)  # else it is seen before anything is made
     for name in ("mended", "skipped"):
-        with refuses(InputError, "b.jsonl, line 2", "mend or remove that line", "skip_bad=True"):
+        with refuses(InputError, "b.jsonl, line 2", "correct or remove that line", "skip_bad=True"):
             called(folder, tmp_path / name)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "skipped").glob(".prepare/part-*")}
     assert done

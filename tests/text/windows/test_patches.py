@@ -106,6 +106,20 @@ def test_patches_begin_after_spaces(text: list[int], max_length: int | None) -> 
         assert patches.lengths[0].tolist() == expected
 
 
+@given(st.lists(st.sampled_from(NEAR_THE_RULE), min_size=1), st.data(), max_lengths)
+def test_padding_between_bytes_does_not_change_patches(
+    text: list[int], data: st.DataObject, maximum: int | None
+) -> None:
+    """Whatever number padding has: a space there is not a space of the text, and a letter does not separate spaces."""
+    padding = data.draw(st.lists(st.lists(st.sampled_from(b" a"), max_size=2), min_size=len(text), max_size=len(text)))
+    row = [each for filler, byte in zip(padding, text, strict=True) for each in (*filler, byte)]
+    real = [each for filler in padding for each in (*[False] * len(filler), True)]
+    patches = BytePatches.from_spaces(
+        torch.tensor([row]), Positions.from_mask(torch.tensor([real])), max_length=maximum
+    )
+    assert of_row(patches, 0) == lengths_by_spaces(bytes(text), maximum)
+
+
 def test_a_patch_begins_after_every_special_token() -> None:
     ids = torch.tensor([[0, 1, *(each + OFFSET for each in b"ab"), 2, 2, *(each + OFFSET for each in b" c")]])
     assert BytePatches.from_spaces(ids, first_byte=OFFSET).lengths[0].tolist() == [1, 1, 3, 1, 2]
@@ -152,7 +166,12 @@ def test_what_are_no_rows_is_refused() -> None:
     with refuses(ShapeError, "int64", "Categorical"):
         BytePatches.from_entropies(torch.zeros(1, 3, dtype=torch.int64), 1.0)
     with refuses(ShapeError, "float32", "Windows"):
-        BytePatches.from_spaces(torch.zeros(1, 3))  # type: ignore[arg-type]
+        BytePatches.from_spaces(torch.zeros(1, 3))
+    for text in (b"to be", [[1, 2]], Tokenizer.bytes().encode("to be")[None]):
+        with refuses(ShapeError, type(text).__name__, "expected a tensor"):
+            BytePatches.from_spaces(text)  # type: ignore[arg-type]
+    with refuses(ShapeError, "list", "expected a tensor"):
+        BytePatches.from_entropies([[1.0]], 1.0)  # type: ignore[arg-type]
     with refuses(RangeError, "max_length", "16"):
         BytePatches.from_entropies(torch.zeros(1, 3), 1.0, max_length=0)
     with refuses(ShapeError, "4 tokens", "arange"):

@@ -64,7 +64,7 @@ class _Block(NamedTuple):
     hidden: Bool[Tensor, "#batch 1 query key"] | None
     """The pairs that the mask does not allow, or ``None`` if it allows all pairs."""
     far: bool
-    """Whether the bias is the sum of one number for the query and one number for the key."""
+    """True if the bias is the sum of one number for the query and one number for the key."""
     bias: BlockBias
 
 

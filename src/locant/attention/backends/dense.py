@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from locant.attention.inputs import AttentionInputs, AttentionResult
+from locant.attention.inputs import NEEDS_LSE, AttentionInputs, AttentionResult
 from locant.attention.mask import Dense
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions.distances import bias_dtype
@@ -76,7 +76,7 @@ def sdpa_obstacle(inputs: AttentionInputs) -> str | None:
     if inputs.softcap is not None:
         return "whose kernels have no softcap"
     if inputs.needs_lse:
-        return "whose kernels do not return the log-sum-exp, which sinks and return_lse=True need"
+        return f"whose kernels do not return {NEEDS_LSE}"
     return None
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.arguments import Real
-from locant.attention.inputs import AttentionInputs, AttentionResult
+from locant.attention.inputs import NEEDS_LSE, AttentionInputs, AttentionResult
 from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
 from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
@@ -70,7 +70,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     if device == "cpu" and inputs.needs_gradient:
         return "which has no backward on a CPU"
     if device == "cpu" and inputs.needs_lse:
-        return "which does not return the log-sum-exp on a CPU, which sinks and return_lse=True need"
+        return f"which on a CPU does not return {NEEDS_LSE}"
     if device == "cuda" and width < MIN_HEAD_DIM:
         return f"which does not support heads of {width} dimensions on cuda, only {MIN_HEAD_DIM} or more"
     return None

@@ -102,8 +102,8 @@ def check_batch(batch: Mapping[str, Any], *, axes: int | None = None, model: Sou
         read = _arrange(tensors, axes, facts)
     except _MisshapenError as error:
         return Findings(error.findings)
-    found = sorted(_findings(read, axes), key=lambda finding: rank(finding.kind))
-    return Findings(found, _find_unchecked(read, axes))
+    findings = sorted(_findings(read, axes), key=lambda finding: rank(finding.kind))
+    return Findings(findings, _find_unchecked(read, axes))
 
 
 class _MisshapenError(Exception):

@@ -85,7 +85,7 @@ class Batch:
 
     @property
     def has_padding_mask(self) -> bool:
-        """Whether there is a mask of two axes."""
+        """Return whether there is a mask of two axes."""
         return self.has_mask and self.visible is None
 
     @property

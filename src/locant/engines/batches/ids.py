@@ -13,7 +13,7 @@ from locant.engines.batches.finding import NO_TARGET, Batch, Finding, at, first_
 from locant.positions.batches import document_positions
 
 VISIBLE = "packed-documents-visible"
-"""The kind of mistake if documents see each other, and the ids of each begin anew."""
+"""The kind of mistake if documents see each other, although the ids of each document begin at 0."""
 
 EXACT_IDS = 2**24
 """The limit of exact integers in float32. Models compute angles from float32 ids."""
@@ -43,7 +43,7 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
     facts = batch.facts
     index = batch.index
     if index is None:
-        counted, most = _counted(batch).sum(-1), facts.num_ids
+        counted, most = _is_counted(batch).sum(-1), facts.num_ids
         tokens = int(counted.max()) if len(counted) else 0
         if most is not None and tokens > most - facts.first_id:
             limit = "has a table for" if facts.has_table else "is made for"
@@ -67,7 +67,7 @@ def _range_of_ids(batch: Batch) -> Iterator[Finding]:
         yield Finding("ids", f"{got}, and {owner}", "count the tokens of each document from 0", row, token)
 
 
-def _counted(batch: Batch) -> Bool[Tensor, "rows tokens"]:
+def _is_counted(batch: Batch) -> Bool[Tensor, "rows tokens"]:
     """Return whether the model counts each token, if the batch has no ids."""
     facts, ids = batch.facts, batch.tensors.get("input_ids")
     if facts.counting == "tokens" and ids is not None and facts.first_id:

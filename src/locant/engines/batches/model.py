@@ -146,7 +146,7 @@ class ModelFacts:
 
     @property
     def is_known(self) -> bool:
-        """Whether these facts are about a model. If not, all have their defaults."""
+        """Return whether these facts are about a model. If not, all have their defaults."""
         return bool(self.config)
 
 

@@ -64,9 +64,9 @@ class Choice:
 
     def code(self, length: int) -> str:
         """Return the Python code that builds the encoding."""
-        given = "".join(f", {name}={value!r}" for name, value in self.options)
+        arguments = "".join(f", {name}={value!r}" for name, value in self.options)
         grows = ".for_length(length)" if hasattr(self.build(length), "seq_len") and self.build(length).seq_len else ""
-        return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given})){grows}"
+        return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{arguments})){grows}"
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
@@ -101,26 +101,26 @@ def _read_choice(state: State, slot: str, head: int) -> Choice | None:
     name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings_of_text()])
     if name == NONE:
         return None
-    own, takes = state.part(slot), inspect.signature(find(name)).parameters
+    settings, takes = state.part(slot), inspect.signature(find(name)).parameters
     options: dict[str, Any] = {"d_model": SIZES["head_dim"]} if "d_model" in takes else {}
     words: list[str] = []
     if "original_max_seq_len" in takes:
-        options["original_max_seq_len"] = own.whole("trained", TRAINED, 7, MAX_LENGTH, log=True)
+        options["original_max_seq_len"] = settings.whole("trained", TRAINED, 7, MAX_LENGTH, log=True)
         words.append(f"trained with {options['original_max_seq_len']:,}")
     if "base" in takes:
-        options["base"] = own.real("base", float(takes["base"].default), 2, 1e9, log=True)
+        options["base"] = settings.real("base", float(takes["base"].default), 2, 1e9, log=True)
         if options["base"] != takes["base"].default:
             words.append(f"base {spell(options['base'])}")
     if "scaling" in takes:
-        scaling = own.one_of("scaling", NONE, [NONE, *SCALINGS])
+        scaling = settings.one_of("scaling", NONE, [NONE, *SCALINGS])
         if scaling != NONE:
-            factor = own.real("factor", 4.0, 1, 128, log=True)
-            trained = own.whole("trained", TRAINED, 1, MAX_LENGTH, log=True)
+            factor = settings.real("factor", 4.0, 1, 128, log=True)
+            trained = settings.whole("trained", TRAINED, 1, MAX_LENGTH, log=True)
             options |= {"scaling": f"{scaling}:{spell(factor)}", "trained": trained}
             words.append(f"{scaling} ×{spell(factor)}")
     if name == "alibi":
         usual = alibi_slopes(SIZES["num_heads"])[head]
-        slope = own.real("slope", usual, 0, 1)
+        slope = settings.real("slope", usual, 0, 1)
         if slope != usual:
             options["slopes"] = (slope,) * SIZES["num_heads"]
         words.append(f"slope {spell(slope, 4)}")
@@ -167,18 +167,18 @@ def _codes(chosen: list[Choice], length: int, alike: float, head: int) -> dict[s
             f"{places} = np.unique(np.linspace(0, length - 1, min(length, {most})).round()).astype(int)\n"
         )
 
-    given = f"alike={alike!r}, head={head}, draws"
+    arguments = f"alike={alike!r}, head={head}, draws"
     built = "\n".join(f"    {one.label!r}: ({one.code(length)}, {one.draws})," for one in chosen)
     curves = (
         f"encodings = {{\n{built}\n}}\nfor name, (encoding, draws) in encodings.items():\n"
-        f"    scores = score_by_distance(encoding, distances, {given}=draws)\n"
+        f"    scores = score_by_distance(encoding, distances, {arguments}=draws)\n"
         "    plt.plot(distances, scores.mean, label=name)\n"
         "    plt.fill_between(distances, scores.low, scores.high, alpha=0.15)\n"
         'plt.xlabel("distance (tokens)")\nplt.ylabel("score")\nplt.legend()\nplt.show()\n'
     )
     maps = {
         f"map-{one.slot}": begun("score_map", "positions", SIDE)
-        + f"encoding = {one.code(length)}\nscores = score_map(encoding, positions, {given}={one.draws})\n"
+        + f"encoding = {one.code(length)}\nscores = score_map(encoding, positions, {arguments}={one.draws})\n"
         'plt.imshow(scores)\nplt.xlabel("key")\nplt.ylabel("query")\nplt.show()\n'
         for one in chosen
     }

@@ -58,10 +58,10 @@ def other_layout(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     content, other = torch.randn(2, 1, 1, 1, 64, generator=torch.Generator().manual_seed(0))
     q = content.expand(1, 1, 64, 64)
     k = q + 0.3 * other
-    here, there = Positions.of([[100] * 64]), Positions.of([(100 - distances).tolist()])
+    q_positions, k_positions = Positions.of([[100] * 64]), Positions.of([(100 - distances).tolist()])
 
     def scores(rotary: Rotary) -> np.ndarray:
-        products = rotary.rotate_one(q, here) * rotary.rotate_one(k, there)
+        products = rotary.rotate_one(q, q_positions) * rotary.rotate_one(k, k_positions)
         return products.sum(-1)[0, 0].numpy() / 8
 
     return distances, scores(Rotary(64)), scores(Rotary(64, layout="interleaved"))
@@ -110,8 +110,8 @@ def rounded_bias(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def direction_swapped(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     distances = np.arange(-48, 49)
-    bias, asked = T5Bias(1, bidirectional=True), torch.from_numpy(distances)
-    return distances, bias.buckets(asked).numpy(), bias.buckets(-asked).numpy()
+    bias, distance = T5Bias(1, bidirectional=True), torch.from_numpy(distances)
+    return distances, bias.buckets(distance).numpy(), bias.buckets(-distance).numpy()
 
 
 def ids_wrapped(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -185,8 +185,8 @@ BUGS: dict[str, Bug] = {
 def entries() -> list[dict[str, Any]]:
     """Return every known bug without markup: its number, title, story, sources with URLs, check and test."""
     drawn = {bug.entry: name for name, bug in BUGS.items()}
-    found = json.loads(ENTRIES.read_text("utf-8").replace("`", ""))
-    return [{**each, "drawn": drawn.get(each["entry"])} for each in found]
+    bugs = json.loads(ENTRIES.read_text("utf-8").replace("`", ""))
+    return [{**each, "drawn": drawn.get(each["entry"])} for each in bugs]
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:

@@ -16,8 +16,9 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 import locant.scaling
-from locant.checkpoints.explanation import Explanation, explain, layer_strip
+from locant.checkpoints.explanation import Explanation, explain
 from locant.checkpoints.extension import METHODS, Extension, extend
+from locant.checkpoints.layer_strip import layer_strip
 from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import SCALING_TITLES, Session, State
@@ -156,7 +157,8 @@ def _without_folders(value: Any) -> Any:
 def _codes_of_model(source: str, to: int, method: str, *, extended: bool) -> dict[str, str]:
     read = "from locant.checkpoints.config_source import read_source\n"
     config = f"\nconfig = read_source({source!r})\n"
-    explained = f"{read}from locant.checkpoints.explanation import explain, layer_strip\n{config}"
+    explained = f"{read}from locant.checkpoints.explanation import explain\n"
+    explained += f"from locant.checkpoints.layer_strip import layer_strip\n{config}"
     pairs = f"{explained}rotary = [layers.rotary for layers in explain(config).layers if layers.rotary]\n"
     pairs += "wavelengths = [[pair.wavelength for pair in each.pairs] for each in rotary]\n"
     if extended:
@@ -208,11 +210,11 @@ def _swap(state: State, session: Session) -> Mapping[str, Any]:
     return {
         **answer,
         "layers": [
-            {"type": kind, "changed": encoding is None or not said.startswith(OWN), "sentence": said}
-            for kind, said in zip(types, sentences, strict=True)
+            {"type": kind, "changed": encoding is None or not sentence.startswith(OWN), "sentence": sentence}
+            for kind, sentence in zip(types, sentences, strict=True)
         ],
-        "groups": [[spans([at for at, each in enumerate(sentences) if each == said]), said]
-                   for said in dict.fromkeys(sentences)],
+        "groups": [[spans([at for at, each in enumerate(sentences) if each == sentence]), sentence]
+                   for sentence in dict.fromkeys(sentences)],
         **pairs,
         "ways": [
             [f"locant evaluate {shell_path(folder)} my.txt --lengths {lengths} --with own,{name_of_way}", refused],
@@ -264,12 +266,17 @@ def _lengths(config: Any) -> tuple[int, int]:
 
 def _pairs(state: State, model: Any, encoding: Any, of_type: str | None, trained: int, to: int) -> dict[str, Any]:
     """Return the inverse frequencies and attention factors of the model's own rotary encoding and of another one."""
-    own = {kind: rotary for point in rotary_points(model, angles="exact") for kind, rotary in point.own.items()}
-    if not own or not hasattr(encoding, "pairs"):
+    own_rotaries = {
+        kind: rotary for point in rotary_points(model, angles="exact") for kind, rotary in point.own.items()
+    }
+    if not own_rotaries or not hasattr(encoding, "pairs"):
         return {}
     before, after = (
         rotary if rotary.scaling.length_threshold is None else rotary.for_length(length)
-        for rotary, length in ((own.get(of_type) or next(iter(own.values())), trained), (encoding, to))
+        for rotary, length in (
+            (own_rotaries.get(of_type) or next(iter(own_rotaries.values())), trained),
+            (encoding, to),
+        )
     )
     return {
         "pair": state.whole("pair", len(before.pairs) // 2, 0, len(before.pairs) - 1, follows=True),
@@ -300,9 +307,9 @@ def _code_of_encoding(
 def _option(value: Any) -> str:
     if not isinstance(value, dict):
         return repr(value)
-    (_, kind), *given = value.items()
+    (_, kind), *options = value.items()
     usual = {field.name: field.default for field in fields(getattr(locant.scaling, kind))}
-    return f"locant.scaling.{kind}({', '.join(f'{name}={each!r}' for name, each in given if usual[name] != each)})"
+    return f"locant.scaling.{kind}({', '.join(f'{name}={each!r}' for name, each in options if usual[name] != each)})"
 
 
 def _codes_of_swap(
@@ -316,7 +323,7 @@ def _codes_of_swap(
     ways = "import locant.lab.position_overrides\n" if ".lab.position_overrides." in made else ""
     model = f"from transformers import {auto}\n\nimport locant\n{ways}\nmodel = {auto}.from_pretrained({folder!r})\n"
     built = f"encoding = {made}\n" if made else ""
-    own = (
+    own_code = (
         "from locant.swapping.rotary_point import rotary_points\n\nown = {}\n"
         'for point in rotary_points(model, angles="exact"):\n'
         f"    own |= point.own\nbefore = (own.get({of_type!r}) or next(iter(own.values()))).inv_freq\n"
@@ -324,7 +331,7 @@ def _codes_of_swap(
     length = "" if pairs is None or pairs["to"] is None else f".for_length({pairs['to']})"
     return {
         "layers": f"{model}{built}swapped = {call}\nprint(swapped)  # a sentence for each layer\nswapped.undo()\n",
-        "pairs": f"{model}{built}{own}after = encoding{length}.inv_freq\n",
+        "pairs": f"{model}{built}{own_code}after = encoding{length}.inv_freq\n",
     }
 
 

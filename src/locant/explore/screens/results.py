@@ -73,9 +73,11 @@ EVALUATED = "Nats per token without any training, with 95% intervals over window
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """Return the losses of a report by length and position, its conclusions, and the progress of a comparison."""
     runs = {key: run.folder for key, run in session.comparisons.items()}
-    known = {**session.reports, **runs} or {NOTHING: None}
+    folder_by_name = {**session.reports, **runs} or {NOTHING: None}
     # A dropped file may be for another screen, so it is opened only if an address names it.
-    name, dropped = session.choose(state, "report", next(iter(known)), [*known], {key: str(runs[key]) for key in runs})
+    name, dropped = session.choose(
+        state, "report", next(iter(folder_by_name)), [*folder_by_name], {key: str(runs[key]) for key in runs}
+    )
     options(state, session)
     run = session.comparisons.get(name)
     title = dropped.name if dropped else str(runs.get(name, name))
@@ -83,7 +85,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     results = None
     if dropped:
         results = _read(dropped.content, dropped.name)
-    elif folder := known[name]:
+    elif folder := folder_by_name[name]:
         results = _in_folder(folder, required=run is None)
     if session.is_shared:
         results = _without_folders(results)
@@ -91,7 +93,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     return {
         "folder": "" if name == NOTHING else title,
         "state": None if run is None else run.state,
-        "done": 0 if run is None else run.done,
+        "done": 0 if run is None else run.num_steps,
         "total": 0 if run is None else run.total,
         "missing": _missing(results),
         "training": {} if run is None else {label: _thin(losses) for label, losses in run.losses.items()},
@@ -243,10 +245,10 @@ def _recall_table(record: Mapping[str, Any]) -> dict[str, Any]:
     for each in record["pass_keys"]:
         place = depths.index(each["depth"]), lengths.index(each["length"])
         counts[:, *place] = each["recalled"], each["asked"]
-    recalled, asked = counts
-    share = np.divide(recalled, asked, out=np.full_like(asked, np.nan), where=asked > 0)
+    recalled, num_rows = counts
+    share = np.divide(recalled, num_rows, out=np.full_like(num_rows, np.nan), where=num_rows > 0)
     return {"name": record["encoding"], "lengths": lengths, "depths": depths, "share": share, "recalled": recalled,
-            "asked": asked}  # fmt: skip
+            "asked": num_rows}  # fmt: skip
 
 
 def _cells(cells: Sequence[Cell | None]) -> np.ndarray:

@@ -132,15 +132,15 @@ def _codes_of_clocks(rotary: Rotary, position: int, pair: int, sizes: tuple[Any,
         f"{built}cos, sin = rotary.cos_sin(Positions.of(torch.tensor([[{position}]])), torch.float64)\n"
         "factor = rotary.scaling.effective_attention_factor\ncos, sin = cos[0, 0] / factor, sin[0, 0] / factor\n"
     )
-    beside = f"from locant.explore.screens.rotary import side_by_side\n\nfound = side_by_side{sizes}\n"
+    common = f"from locant.explore.screens.rotary import side_by_side\n\nfound = side_by_side{sizes}\n"
     return {
         "clocks": clocks,
         "clock": f"{clocks}print(cos[{pair}], sin[{pair}])\n",
         "wavelengths": f"from locant.checkpoints.rotary_settings import pair_settings\n{built}"
         f"plain = [each.wavelength for each in pair_settings({plain}))]\n"
         "wavelengths = [each.wavelength for each in pair_settings(rotary)]\n",
-        "methods": f'{beside}stretch = dict(zip(found["methods"]["names"], found["methods"]["stretch"]))\n',
-        "cached-keys": f'{beside}curves = found["cache"]["curves"]\n',
+        "methods": f'{common}stretch = dict(zip(found["methods"]["names"], found["methods"]["stretch"]))\n',
+        "cached-keys": f'{common}curves = found["cache"]["curves"]\n',
         "precision": f"from locant.explore.screens.rotary import precision\n{built}"
         f"errors = precision(rotary, {position})\n",
     }
@@ -206,13 +206,13 @@ def _codes_of_images(
     rotary: Rotary, axes: list[int], parts: str, at: int, begin: int, grid: tuple[int, int, int]
 ) -> dict[str, str]:
     positions = f"from locant import Positions, Rotary\n\npositions = Positions.multimodal({parts})\n"
-    made = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
+    options = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
     pairs = f"axes = {axes}  # frame, row, column\n"
     if not rotary.has_named_layout:
         dims = f"dims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
         pairs = f"from locant.positions import Pairs\n\n{pairs}{dims}"
-        made = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"
-    rotated = f"{positions}{pairs}rotary = Rotary({rotary.head_dim}, base={rotary.base!r}, {made})\n"
+        options = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"
+    rotated = f"{positions}{pairs}rotary = Rotary({rotary.head_dim}, base={rotary.base!r}, {options})\n"
     alike = f"{rotated}cos, sin = (each[0] for each in rotary.cos_sin(positions, torch.float64))\n"
     alike = f"import torch\n\n{alike}alike = (cos * cos[{at}] + sin * sin[{at}]).mean(-1)\n"
     frames, rows, columns = grid

@@ -233,9 +233,9 @@ def _codes(
         vectors = f"embedding = locant.InputEmbedding.from_pretrained({folder!r})\n{vectors}{NEAR.format(at=at)}"
     else:
         maker = "small_model" if model == SMALL else "untrained_model"
-        given = f"{encoding!r}" if model == SMALL else f"{encoding!r}, tokenizer.vocab_size"
-        used, called = f"layers_of, {maker}", f"layers_of({maker}({given}), ids)"
-        vectors = f"from locant.explore.models import {maker}\n\nembedding = {maker}({given}).embedding\n{vectors}"
+        arguments = f"{encoding!r}" if model == SMALL else f"{encoding!r}, tokenizer.vocab_size"
+        used, called = f"layers_of, {maker}", f"layers_of({maker}({arguments}), ids)"
+        vectors = f"from locant.explore.models import {maker}\n\nembedding = {maker}({arguments}).embedding\n{vectors}"
     codes = {"tokens": tokens, "vectors": tokens + vectors}
     if attention:
         layers = f"{tokens}from locant.explore.models import {used}\n\nlayers = {called}\n"

@@ -82,7 +82,7 @@ class Operands(NamedTuple):
     q_bounds: Float[Tensor, "batch twice_blocks"] | None = None
     k_bounds: Float[Tensor, "batch twice_blocks"] | None = None
     counts: Int[Tensor, ""] | None = None
-    """Whether the slots of each document count as distances do."""
+    """True if the slots of each document count as distances do."""
     some: Tensor | None = None
 
 
@@ -304,10 +304,10 @@ def _entries(sums, batch, x, low: tl.int64, high: tl.int64):
 def _rows(sums, ends, x, low: tl.int64, high: tl.int64, OF_KEYS: tl.constexpr):
     """Sum the gradients of `BLOCK` rows for a block of queries, or of keys, of one head (one program)."""
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    own, others = x.queries, x.keys
+    own_tokens, others = x.queries, x.keys
     if OF_KEYS:
-        own, others = x.keys, x.queries
-    own_blocks = (own + x.BLOCK - 1) // x.BLOCK
+        own_tokens, others = x.keys, x.queries
+    own_blocks = (own_tokens + x.BLOCK - 1) // x.BLOCK
     i_own, lowest = tl.program_id(0) % own_blocks, tl.program_id(0) // own_blocks * x.BLOCK
     o_line = tl.arange(0, x.BLOCK)
     o_own, o_row = i_own * x.BLOCK + o_line, lowest + o_line
@@ -360,8 +360,8 @@ def _rows(sums, ends, x, low: tl.int64, high: tl.int64, OF_KEYS: tl.constexpr):
                         for row in range(tl.maximum(begin, lowest), tl.minimum(end + 1, lowest + x.BLOCK)):
                             b_here = tl.reduce(tl.where(b_row == row, b_gradient, 0.0), 1, ADD, keep_dims=True)
                             b_sum += tl.where(o_row[None, :] == row, b_here, 0.0)
-    p_sum = sums + ((i_b * x.heads + i_h) * own + o_own)[:, None] * x.rows + o_row[None, :]
-    tl.store(p_sum, b_sum, mask=(o_own < own)[:, None] & (o_row < x.rows)[None, :])
+    p_sum = sums + ((i_b * x.heads + i_h) * own_tokens + o_own)[:, None] * x.rows + o_row[None, :]
+    tl.store(p_sum, b_sum, mask=(o_own < own_tokens)[:, None] & (o_row < x.rows)[None, :])
 
 
 # ---------------------------------------------------------------------- a block of queries and a block of keys

@@ -1,6 +1,6 @@
 """Norm the heads of queries and keys and rotate them, in one operation.
 
-Kernels have these signatures, beside those of `kernels/rotary/op.py`, which describes the common arguments::
+Kernels have these signatures. `kernels/rotary/op.py` has others, and describes the arguments that all share::
 
     reference.norm_and_rotate(q, k, positions, tables, layout, norm) -> (q, k)                         any device
     reference.norm_and_rotate_backward(grad_q, grad_k, q, k, positions, tables, layout, norm)

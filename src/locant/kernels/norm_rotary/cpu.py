@@ -54,11 +54,11 @@ def why_not_native(q: Tensor, positions: Tensor, tables: Tables, norm: HeadNorm 
 def sum_lanes() -> int | None:
     """Return the width of vectors with which torch's sums have the bits of the native kernel, or ``None``."""
     rows = torch.arange(3 * 1_024, dtype=torch.float64, device="cpu").sin().float().view(3, 1_024)
-    wanted = rows.pow(2).sum(-1).tolist()
+    expected = rows.pow(2).sum(-1).tolist()
     function = native.function("locant_sum_of_squares")
     function.restype, function.argtypes = SUM_TYPES
     for lanes in LANES:
-        if [function(row.data_ptr(), row.numel(), lanes) for row in rows] == wanted:
+        if [function(row.data_ptr(), row.numel(), lanes) for row in rows] == expected:
             return lanes
     return None
 

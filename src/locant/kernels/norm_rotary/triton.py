@@ -1,7 +1,7 @@
 """The norm and the rotation in one launch on a GPU, which can also append to a cache, and their backward.
 
 The forward is the launch of `kernels/rotary/triton.py`, with the norm of a row while the row is in registers. It writes
-the keys into any view, such as the new slots of a cache, and copies the values beside them. For a norm over all heads
+the keys into any view, such as the new slots of a cache, and copies the values there, too. For a norm over all heads
 of a token, a program has all heads, and reads them once more for the sum of their squares.
 
 The bits of a row do not depend on other rows, on the number of heads or on strides. A device adds the squares of a row

@@ -1,4 +1,4 @@
-"""What the forward and the backward of `triton.py` share: rows of heads, their weights, and the norm of a row.
+"""The code that the forward and the backward of `triton.py` share: rows of heads, their weights, and the norm of a row.
 
 Both read rows in the same way and add their squares in the same way, so a row has the same norm in both.
 """

@@ -27,10 +27,11 @@ from locant.positions.base import (
 )
 from locant.positions.distances import bias_dtype
 from locant.positions.documents import PADDING
+from locant.positions.earlier_tokens import require_earlier_tokens
 from locant.positions.fields import TokenFeatures
 from locant.positions.hidden_bias import REMEDY
 from locant.positions.pair_sets import PairSet, PairSets, group, group_positions
-from locant.positions.positions import OptionalPositions, Positions
+from locant.positions.positions import OptionalPositions, Positions, require_positions
 from locant.positions.running_sums import last_slot
 from locant.tensors import host_can_read
 
@@ -69,13 +70,13 @@ class PaTH(PositionEncoding):
     **Compilation.** `attend` over whole rows is one graph of `torch.compile`, forward and backward. The number of
     operations depends on the number of blocks, so the compiler makes a new graph for each number, and for rows whose
     last block is full. Use few lengths: the compiler stops after eight graphs by default. Do not compile decoding: a
-    step with a cache is one graph, too, but in a test with small blocks almost every step was compiled anew.
+    step with a cache is one graph, too, but in a test with small blocks almost every step was compiled again.
 
     **Decoding.** Every new token changes all cached keys. ``KVCache(encoding=encoding)`` changes them in place, 64
-    tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens.
-    It raises an error for earlier ones, because a matrix cannot be undone. A cache without the encoding stores the
-    features of every token, twice the memory of its keys, and prepares all keys again in every step. It can be
-    truncated anywhere.
+    tokens at a time or more, and keeps the features of the last 32 tokens or more. `truncate` can remove these tokens,
+    except the first two, which the convolution reads. It raises an error for earlier ones, because a matrix cannot be
+    undone. A cache without the encoding stores the features of every token, twice the memory of its keys, and prepares
+    all keys again in every step. It can be truncated anywhere.
 
     Args:
         num_heads: the number of key/value heads. The number of query heads is a multiple.
@@ -140,8 +141,19 @@ class PaTH(PositionEncoding):
         nn.init.zeros_(self.offset)  # a strength of 1
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """Return `positions` with the direction and the strength of each token, and what the convolution reads."""
+        """Return `positions` with the direction and the strength of each token, and what the convolution reads.
+
+        Raises:
+            LocantError: the convolution needs tokens that are known to be missing, as in a decoding step without
+                `past`.
+        """
+        require_positions(positions)
         require_embeddings(self, x, positions, self.d_model)
+        if self.convolution and (past is None or not past.seq_len):
+            require_earlier_tokens(
+                positions, "the convolution of PaTH", of_cache="past=cache.positions",
+                of_shard="locant.attend on one rank, with ranks that hold other rows or other heads",
+            )  # fmt: skip
         rows, dtype = positions.expand(x.shape[0]), bias_dtype(x)
         with _without_autocast(x):
             x = x.to(dtype)
@@ -285,15 +297,15 @@ class PaTH(PositionEncoding):
             count = min(count, _first_needed(cached.slice(cached.seq_len - num_recent, cached.seq_len)))
         if count:
             moved, dtype = keys.shape[2] - num_recent, recent.dtype
-            settled, own = recent[:, :count], keys[:, :, moved : moved + count]
+            settled, settled_keys = recent[:, :count], keys[:, :, moved : moved + count]
             if cached.document_or_none is not None:
                 settled, is_not_finite = _split_not_finite(settled)
                 keys.masked_fill_(_is_before(is_not_finite, cached.document, moved)[..., None], torch.nan)
             settled = settled.transpose(1, 2)
             w, beta, _ = settled.split(_widths(self.head_dim, settled), dim=-1)
-            path = HouseholderPath(own[:, :, :0].to(dtype), own.to(dtype), w, beta[..., 0]).finish()
+            path = HouseholderPath(settled_keys[:, :, :0].to(dtype), settled_keys.to(dtype), w, beta[..., 0]).finish()
             keys[:, :, :moved] = (keys[:, :, :moved].to(dtype) @ path.product.mT).to(keys.dtype)
-            own.copy_(path.moved_keys)
+            settled_keys.copy_(path.moved_keys)
         return recent[:, count:]
 
     def truncate_recent(self, cached: Positions, kept: Int[Tensor, " batch"]) -> Tensor | None:

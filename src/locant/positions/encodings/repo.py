@@ -16,7 +16,7 @@ from locant.positions.encodings.rotary_by_head import PerHeadRotation
 from locant.positions.fields import TokenFeatures
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, project
-from locant.positions.positions import OptionalPositions, Positions
+from locant.positions.positions import OptionalPositions, Positions, require_positions
 from locant.spelling import literal
 
 
@@ -85,6 +85,7 @@ class RePo(PerHeadRotation):
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
         """Return `positions` with the learned position of each token in every head."""
+        require_positions(positions)
         require_embeddings(self, x, positions, self.d_model)
         gate, content = (project(x, weight, torch.float64) for weight in (self.gate, self.content))
         places = project(F.silu(gate) * content, self.weight, torch.float64)

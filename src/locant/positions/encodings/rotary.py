@@ -35,7 +35,8 @@ from locant.positions.base import (
     resolve_positions,
 )
 from locant.positions.constant import Constant
-from locant.positions.frequencies import PRECISION, check_base, check_width
+from locant.positions.fractional_angles import FractionalAngles
+from locant.positions.frequencies import check_base, check_width
 from locant.positions.pair_table import Channels, Pairs, check_sections
 from locant.positions.positions import OptionalPositions, Positions, positions_or_length
 from locant.positions.scaling import TRAINED, Scaling, Unscaled, scaling_by_name
@@ -46,46 +47,8 @@ from locant.tensors import as_dtype, has_float64, has_values
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """Keys that other implementations save in checkpoints. Their values follow from the configuration."""
 
-MAX_DENOMINATORS = 32
-"""The number of angle tables to keep for fractional positions (images of different shapes). Each takes a few MiB."""
-
-
 Rotated = Float[Tensor, "batch *heads seq head_dim"]
 RotatedKeys = Float[Tensor, "batch *kv_heads key head_dim"]
-
-
-class SameRotationForQueriesAndKeys(PositionEncoding):
-    """The base class of encodings that apply the same rotation to queries and keys.
-
-    A subclass implements `_rotate_tensor`.
-    """
-
-    def rotate_one(self, x: Queries, positions: OptionalPositions = None) -> Queries:
-        """Rotate one tensor, queries or keys."""
-        return self._rotate_tensor("x", x, positions)
-
-    def rotate(
-        self,
-        q: Queries,
-        k: Keys,
-        positions: OptionalPositions = None,
-        k_positions: OptionalPositions = None,
-        *,
-        inplace: bool = False,
-        norm: HeadNorm | None = None,
-    ) -> tuple[Queries, Keys]:
-        """Rotate queries and keys in their own dtype, with arithmetic in float32 or wider.
-
-        With `norm`, apply this norm to each head before the rotation.
-        """
-        positions, keys = resolve_positions(self, q, k, positions, k_positions)
-        normed_q, normed_k = (q, k) if norm is None else norm.apply(q, k)
-        rotated = self._rotate_tensor("q", normed_q, positions), self._rotate_tensor("k", normed_k, keys)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
-
-    def _rotate_tensor(self, name: str, x: Tensor, positions: OptionalPositions) -> Tensor:
-        """Rotate one tensor. Errors call it `name`."""
-        raise NotImplementedError
 
 
 class Rotary(PositionEncoding):
@@ -195,7 +158,7 @@ class Rotary(PositionEncoding):
         frequencies, rounded = self.pairs.frequencies(self.scaling, self.base, self.seq_len)
         factor = self.scaling.effective_attention_factor
         self.angles = Angles(frequencies, angles, rounded=rounded, attention_factor=factor)
-        self._angles_by_denominator: dict[int, Angles] = {1: self.angles}
+        self._fractional_angles = FractionalAngles(self.angles, rounded)
         if temperature is not None and not isinstance(temperature, Temperature):
             got = f"got {short_repr(temperature)} for temperature, expected a Temperature"
             raise RangeError(got, "locant.positions.Temperature(step=8192)")
@@ -262,7 +225,7 @@ class Rotary(PositionEncoding):
 
     @property
     def has_named_layout(self) -> bool:
-        """Whether the table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
+        """Return whether the table of pairs comes from ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
         return self._custom_pairs is None
 
     def replace(self, **options: Any) -> Rotary:
@@ -556,28 +519,8 @@ class Rotary(PositionEncoding):
             expected = f"{self.pairs.num_axes} sections" if self.sections else f"pairs of {self.pairs.num_axes} axes"
             got = f"got positions with {positions.axes} axes for {expected}"
             raise ShapeError(got, "use Rotary(sections=...) with one section per axis")
-        angles = self.angles if parts == 1 else self._angles_for(parts)
+        angles = self.angles if parts == 1 else self._fractional_angles.get(parts)
         return index, angles.tables(positions.device, positions.max_index, positions.min_index, axis_of_pair)
-
-    def _angles_for(self, denominator: int) -> Angles:
-        """Return the angles for an index that is divided by `denominator`.
-
-        The frequencies are divided instead, so that the index stays whole.
-        """
-        if denominator not in self._angles_by_denominator:
-            if torch.compiler.is_compiling():
-                got = f"got positions in parts of 1/{denominator} for the first time in a graph"
-                raise LocantError(got, "call encoding.cos_sin(positions) once before compiling")
-            if len(self._angles_by_denominator) > MAX_DENOMINATORS:
-                del self._angles_by_denominator[next(each for each in self._angles_by_denominator if each != 1)]
-            frequencies, rounded = self.pairs.frequencies(self.scaling, self.base, self.seq_len)
-            self._angles_by_denominator[denominator] = Angles(
-                [PRECISION.divide(each, denominator) for each in frequencies],
-                self.angles.mode,
-                rounded=rounded / denominator,
-                attention_factor=self.angles.attention_factor,
-            )
-        return self._angles_by_denominator[denominator]
 
     def _example_call(self, method: str) -> str:
         return super()._example_call(method) + ", or encoding.rotate_one(x, positions) for one tensor"

@@ -15,10 +15,11 @@ from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
 from locant.positions.constant import Constant
-from locant.positions.encodings.rotary import Rotary, SameRotationForQueriesAndKeys
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.frequencies import TWO_PI, check_base, check_width, inverse_frequencies
 from locant.positions.pair_table import Pairs
 from locant.positions.positions import OptionalPositions, Positions
+from locant.positions.same_rotation import SameRotationForQueriesAndKeys
 from locant.spelling import literal
 
 

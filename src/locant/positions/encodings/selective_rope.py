@@ -15,15 +15,17 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, Real, flag, one_of, whole
 from locant.errors import LocantError, RangeError
 from locant.kernels.exact_dot import exact_dot, round_to_grid
+from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions.base import Embeddings, EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
 from locant.positions.distances import bias_dtype
 from locant.positions.documents import PADDING
+from locant.positions.earlier_tokens import require_earlier_tokens
 from locant.positions.encodings.rotary_by_head import PerHeadRotation
 from locant.positions.fields import TokenFeatures
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, project
-from locant.positions.positions import OptionalPositions, Positions
+from locant.positions.positions import OptionalPositions, Positions, require_positions
 from locant.positions.running_sums import CHUNK_ELEMENTS, document_order
 from locant.spelling import literal
 
@@ -32,7 +34,7 @@ UNITS_PER_TURN = 2**52
 WHOLE_TURNS = 64 - 52
 """The number of bits of an int64 that count whole turns."""
 NORM_EPSILON = 1e-6
-"""What the authors add to the squared length of a vector before they divide by the length."""
+"""The number that the authors add to the squared length of a vector before they divide by the length."""
 
 Features = Float[Tensor, "batch seq heads features"]
 AngleSteps = Float[Tensor, "batch seq heads pairs"]
@@ -89,19 +91,40 @@ class RunningAngles(PerHeadRotation):
         return window[0]
 
     def read(self, x: Embeddings, positions: Positions, past: Positions | None = None) -> Positions:
-        """Return `positions` with the angle of each token in every head, and the features that later tokens need."""
-        require_embeddings(self, x, positions, self.d_model)
+        """Return `positions` with the angle of each token in every head, and the features that later tokens need.
+
+        Raises:
+            LocantError: tokens before these ones are known to be missing, as in a shard or in a decoding step without
+                `past`.
+        """
+        past = past if past is not None and past.seq_len else None
+        features = self._features(x, positions)
+        if past is None:
+            require_earlier_tokens(
+                positions, type(self).__name__, of_cache="past=cache.positions",
+                of_shard="locant.parallel.read_hidden_states(encoding, x, positions)",
+            )  # fmt: skip
         rows = positions.expand(x.shape[0])
-        if rows.document_or_none is not None:
-            x = x.masked_fill((rows.document_or_none == PADDING)[..., None], 0.0)
-        read = self._with_angles(self.of_hidden(x), rows, past if past is not None and past.seq_len else None)
-        return dataclasses.replace(rows, read=TokenFeatures(of_key=read))
+        return dataclasses.replace(rows, read=TokenFeatures(of_key=self._with_angles(features, rows, past)))
+
+    def read_shard(self, x: Embeddings, positions: Positions) -> Positions:
+        """Return the positions with features alone. `of_row` computes the angles from the features of all ranks."""
+        return dataclasses.replace(
+            positions.expand(x.shape[0]), read=TokenFeatures(of_key=self._features(x, positions))
+        )
+
+    def _features(self, x: Embeddings, positions: Positions) -> Features:
+        require_positions(positions)
+        require_embeddings(self, x, positions, self.d_model)
+        if positions.document_or_none is not None:
+            x = x.masked_fill((positions.document_or_none == PADDING)[..., None], 0.0)
+        return self.of_hidden(x)
 
     def of_row(
         self, queries: Tensor | None, keys: Tensor, row: Positions, rank: int, ranks: int
     ) -> tuple[Tensor | None, Tensor]:
         """Return the angles of a whole row, from the features that every rank has read from its tokens."""
-        return queries, self._with_angles(keys[..., self.head_dim // 2 :], row, None)
+        return queries, self._with_angles(keys, row, None)
 
     def unrotate(self, y: Output, positions: OptionalPositions = None) -> Output:
         """Undo the rotation, for values with the same rotation as the keys."""
@@ -173,8 +196,8 @@ class RunningAngles(PerHeadRotation):
             nowhere = torch.iinfo(past.order.dtype).min
             order = torch.where(part[:, :, None] == past.document[:, None], past.order[:, None], nowhere)
             last = order.topk(count - missing, dim=-1)
-            found = _gather_tokens(read, last.indices.flatten(1)).unflatten(1, last.indices.shape[1:])
-            parts.append(found.where((last.values > nowhere)[..., None, None], 0.0))
+            gathered = _gather_tokens(read, last.indices.flatten(1)).unflatten(1, last.indices.shape[1:])
+            parts.append(gathered.where((last.values > nowhere)[..., None, None], 0.0))
         return F.pad(torch.cat(parts, dim=1), (0, 0, 0, 0, 0, missing))
 
 
@@ -198,7 +221,7 @@ def _sum_turns(turns: AngleSteps, first: Int[Tensor, "batch seq"], before: Tenso
     fixed = within_documents((turns.frac() * UNITS_PER_TURN).round().long()) + (before * UNITS_PER_TURN).long()
     exact = (fixed << WHOLE_TURNS).to(turns.dtype) * 2.0**-64  # the shift drops whole turns
     exact = exact.masked_fill((within_documents((~is_finite).long()) > 0) | before.isnan(), torch.nan)
-    if not turns.requires_grad and not before.requires_grad:
+    if not any(x.requires_grad or hides_gradient(x) for x in (turns, before)) and not is_differentiated(turns, before):
         return exact
     smooth = within_documents(turns) + before
     return exact + (smooth - smooth.detach())  # adds zero
@@ -359,6 +382,6 @@ class SelectiveRoPE(RunningAngles):
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_heads={self.num_heads}, d_model={self.d_model}, rank={self.rank}"
         rest = f"kernel_size={self.kernel_size}, base={literal(self.base)}"
-        given = {"activation": self.activation} if self.activation else {}
-        given |= {name: True for name in ("gate", "offset", "learn_temperature") if getattr(self, name)}
-        return ", ".join([sizes, rest, *(f"{name}={value!r}" for name, value in given.items())])
+        options = {"activation": self.activation} if self.activation else {}
+        options |= {name: True for name in ("gate", "offset", "learn_temperature") if getattr(self, name)}
+        return ", ".join([sizes, rest, *(f"{name}={value!r}" for name, value in options.items())])

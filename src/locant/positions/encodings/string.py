@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from locant.arguments import Real
 from locant.kernels.rotary import Layout
 from locant.positions.base import EncodingInfo, Output, require_heads
-from locant.positions.encodings.rotary import Rotary, SameRotationForQueriesAndKeys
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import OptionalPositions
+from locant.positions.same_rotation import SameRotationForQueriesAndKeys
 from locant.spelling import literal
 
 

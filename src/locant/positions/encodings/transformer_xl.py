@@ -196,10 +196,10 @@ class TransformerXL(PositionEncoding):
             bounds = (None, None) if torch.compiler.is_compiling() else (first, last)  # bounds would be guards
             return self._project(distance, *bounds, dtype)
         weight = self.weight
-        kept = self._kept.get(
+        kept_rows = self._kept.get(
             [weight], dtype, lambda: RowsByDistance(lambda distance: self._project(distance, None, None, dtype))
         )
-        return kept.between(first, last)
+        return kept_rows.between(first, last)
 
     def _project(
         self, distance: Int[Tensor, " distances"], first: int | None, last: int | None, dtype: torch.dtype

@@ -58,7 +58,7 @@ def scaling_name(name: str) -> str | None:
     ('yarn', 'llama3', None)
     """
     key = key_of(name)
-    return next((known for known, kind in SCALINGS.items() if key in (known, *kind.info.aliases)), None)
+    return next((candidate for candidate, kind in SCALINGS.items() if key in (candidate, *kind.info.aliases)), None)
 
 
 def scaling_by_name(text: str, trained: int, dim: int, base: Real) -> Scaling:

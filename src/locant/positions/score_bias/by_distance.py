@@ -32,8 +32,8 @@ class ByDistance(ScoreBias):
             `DistanceBias.operands`.
         heads: the heads of `q` among the heads of the model.
         numbers: a function that returns the indices of these heads as a tensor on a device.
-        along: a function ``(q, distances)`` that returns the bias of all heads, faster than `of_distance` on a thread.
-            The bits of a number depend on its distance alone, so the distances may have any order.
+        table_on_one_thread: a function ``(q, first, last)`` that returns the bias of all heads at the distances from
+            `first` to `last`, faster than `of_distance` if one thread computes it. The bits are the same.
         is_arithmetic: whether `of_distance` costs less than a table look-up.
         is_traceable_per_pair: whether `of_distance` uses only operations that a score function supports for one pair.
     """
@@ -42,7 +42,7 @@ class ByDistance(ScoreBias):
     operands: Callable[[Tensor, int | None], dict[str, Any]]
     heads: Heads
     numbers: Callable[[torch.device], Int[Tensor, " heads"]]
-    along: Callable[[Tensor, Tensor], Tensor] | None = None
+    table_on_one_thread: Callable[[Tensor, int, int], Tensor] | None = None
     is_arithmetic: bool = False
     is_traceable_per_pair: bool = True
 
@@ -53,20 +53,18 @@ class ByDistance(ScoreBias):
         return self._evaluate(distances(self.queries, self.keys)[:, None], largest_distance(self.queries, self.keys))
 
     def for_vectors(self, q: Tensor, k: Tensor) -> ByDistance:
-        return replace(self, q=q)
+        return self if self.is_like(q) else replace(self, q=q)
 
     def table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """Return the bias at the distances from `first` to `last`, bit for bit as in `dense`."""
         return self.once((first, last), lambda: self._compute_table(first, last))
 
     def _compute_table(self, first: int, last: int) -> Float[Tensor, "heads distances"]:
-        device, limit = self.q.device, max(SINGLE_THREAD_ELEMENTS // len(self.heads) // 64 * 64, 64)
+        device = self.q.device
         on_one_thread = device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if on_one_thread and self.along is not None:
-            distance = torch.arange(first, last + 1, device=device)
-            if last - first < limit:
-                return self.along(self.q, distance)
-            return torch.cat([self.along(self.q, part) for part in distance.split(limit)], -1)
+        if on_one_thread and self.table_on_one_thread is not None:
+            return self.table_on_one_thread(self.q, first, last)
+        limit = single_thread_distances(len(self.heads))
         distance = torch.arange(last, first - 1, -1, device=device)  # the order of one query's keys
         largest = max(-first, last) if max(-first, last) < len(distance) else None
         if not on_one_thread or last - first < limit:
@@ -108,6 +106,11 @@ class ByDistance(ScoreBias):
     def _evaluate(self, distance: Int[Tensor, "*batch 1 query key"], largest: int | None) -> Tensor:
         number = self.numbers(self.q.device)[:, None, None]
         return self.of_distance(distance, number, **self.operands(self.q, largest)).to(bias_dtype(self.q))
+
+
+def single_thread_distances(num_heads: int) -> int:
+    """Return the number of distances for which torch computes the numbers of all heads on one thread."""
+    return max(SINGLE_THREAD_ELEMENTS // num_heads // 64 * 64, 64)
 
 
 def look_up(

@@ -27,7 +27,7 @@ class ScoreBias:
         queries, keys: the positions of queries and keys.
         sources: the tensors, other than `q` and `k`, from which the bias is computed and which may need a gradient:
             parameters, buffers, and features of hidden states.
-        computed: what was computed without gradients. Values for other vectors of the same tokens share it.
+        computed: tensors that were computed without gradients. Biases for other vectors of the same tokens share it.
     """
 
     q: Tensor
@@ -44,6 +44,10 @@ class ScoreBias:
             self.computed[key] = compute()
         return self.computed[key]
 
+    def is_like(self, q: Tensor) -> bool:
+        """Return whether `q` has the shape, dtype and device of the queries."""
+        return q.shape == self.q.shape and q.dtype == self.q.dtype and q.device == self.q.device
+
     def dense(self) -> Float[Tensor, "#batch heads query key"] | None:
         """Return the matrix, in float32 or wider."""
         raise NotImplementedError
@@ -57,7 +61,7 @@ class ScoreBias:
 
     @property
     def has_score_mod(self) -> bool:
-        """Whether there is a function for FlexAttention, without computing it."""
+        """Return whether there is a function for FlexAttention, without computing it."""
         return True
 
     def score_mod(self) -> ScoreMod | None:
@@ -136,7 +140,7 @@ class Pairwise(ScoreBias):
 
     @property
     def cost_grows_with_heads(self) -> bool:
-        """Whether the cost grows with the number of heads. Otherwise it is cheaper to compute all heads at once."""
+        """Return whether the cost grows with the number of heads. If not, computing all heads at once is cheaper."""
         return self.shared is None
 
     @property
@@ -151,7 +155,9 @@ class Pairwise(ScoreBias):
         return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[], computed={})
 
     def for_vectors(self, q: Tensor, k: Tensor) -> Pairwise | None:
-        return replace(self, q=q) if self.reads_only_positions else None
+        if not self.reads_only_positions:
+            return None
+        return self if self.is_like(q) else replace(self, q=q)
 
     def select_heads(self, heads: slice) -> Pairwise:
         """Return the bias of some heads."""

@@ -102,7 +102,7 @@ class Lookup(ScoreBias):
 
     @property
     def cost_grows_with_heads(self) -> bool:
-        """Whether the cost is proportional to the number of heads, as it is if the bias depends on tokens."""
+        """Return whether the cost is proportional to the number of heads, as it is if the bias depends on tokens."""
         return self.of_query is not None or self.of_key is not None
 
     @property

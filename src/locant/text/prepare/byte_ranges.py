@@ -59,7 +59,7 @@ class Source:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether reading can begin in the middle of the file, as for text with a separator, JSON lines and Parquet."""
+        """Return whether reading can begin inside the file, as for text with a separator, JSON lines and Parquet."""
         return self.compression is None and self.encoding is None and not self.is_one_document
 
     def to_json(self) -> dict[str, Any]:
@@ -146,5 +146,5 @@ def change_error(byte_range: ByteRange) -> InputError:
     """Return the error for a file that changed its size after it was found."""
     source, _, stop = byte_range
     return InputError(
-        f"{source.name} has changed: it had {stop} bytes or more", "run the same again when nothing writes to the file"
+        f"{source.name} has changed: it had {stop} bytes or more", "run again when nothing writes to the file"
     )

@@ -58,7 +58,7 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally, skip_bad: b
                     continue
                 number = _count_lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
-                remedy = Remedy("mend or remove that line and run the same again, or pass {}", skip_bad=True)
+                remedy = Remedy("correct or remove that line and run again, or pass {}", skip_bad=True)
                 if number == 1 and ARRAY.match(line):
                     cause = f"{byte_range.source.name} is a JSON array, expected one record in each line"
                     remedy = _to_lines(byte_range.source)

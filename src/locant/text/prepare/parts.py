@@ -135,7 +135,7 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
     except (OSError, InputError) as error:
         if not plan.folder.exists():
             cause = f"another run has finished {plan.store} meanwhile, or discarded it"
-            raise InputError(cause, "run the same again: it finds the store") from error
+            raise InputError(cause, "run again: it finds the store") from error
         if isinstance(error, InputError):
             raise
         raise cannot_write(f"make part {number} of {plan.store}", error) from error
@@ -217,13 +217,13 @@ def _require_unchanged(source: Source) -> None:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
         cause = f"{source.name} has vanished since the work was planned"
-        raise InputError(cause, f"put it back and run the same again, or pass {RESTART_REMEDY}") from None
+        raise InputError(cause, f"put it back and run again, or pass {RESTART_REMEDY}") from None
     except OSError as error:
-        remedy = "give access to it, and run the same again"
+        remedy = "give access to it, and run again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
-        remedy = "run the same again when nothing writes to the inputs any more: only its parts are made again"
+        remedy = "run again when nothing writes to the inputs any more: only its parts are made again"
         raise InputError(cause, remedy)
 
 

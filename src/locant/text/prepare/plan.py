@@ -180,7 +180,7 @@ class Request:
 
     @property
     def needs_stdin(self) -> bool:
-        """Whether standard input is a source that has not been read yet."""
+        """Return whether standard input is a source that has not been read yet."""
         return any(source.size is None for source in self.sources)
 
     def with_stdin(self, place: Path | None) -> Request:
@@ -325,7 +325,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
             flush(store)
             plan = read_plan(store)
         if plan is None:
-            raise InputError(f"{store / FOLDER} vanished while it was made", "run the same again, one run at a time")
+            raise InputError(f"{store / FOLDER} vanished while it was made", "run again, one run at a time")
         if request.can_mend(plan) and not (plan.folder / NUMBERING).exists():
             plan = _mend_plan(plan, request)
         if changes := request.changes_from(plan.options, plan.sources()):
@@ -345,7 +345,7 @@ def _mend_plan(plan: Plan, request: Request) -> Plan:
     flush(plan.folder)
     mended = read_plan(plan.store)
     if mended is None:
-        raise InputError(f"{plan.folder} vanished while it was updated", "run the same again, one run at a time")
+        raise InputError(f"{plan.folder} vanished while it was updated", "run again, one run at a time")
     for name in {*plan.names} - {*mended.names}:  # parts that were read from files that have changed
         shutil.rmtree(plan.folder / f"part-{name}", ignore_errors=True)
     return mended
@@ -490,5 +490,5 @@ def is_abandoned(folder: Path) -> bool:
 def cannot_write(what: str, error: OSError) -> InputError:
     """Return the error for a failed write."""
     where = f": {error.filename}" if error.filename else ""
-    remedy = "make room or give access, and run the same again: finished work is kept"
+    remedy = "make room or give access, and run again: finished work is kept"
     return InputError(f"cannot {what}: {error.strerror or error}{where}", remedy)

@@ -106,7 +106,7 @@ def without_text(cause: str, sources: Sequence[Source], skip_bad: bool) -> Input
     skipped = "1 file was skipped as broken" if len(faults) == 1 else f"{len(faults)} files were skipped as broken"
     remedy = faults[0].remedy
     if isinstance(remedy, Remedy) and "skip_bad" in remedy.arguments:
-        remedy = "mend it and run the same again"
+        remedy = "repair it and run again"
     return InputError(f"{cause}: {skipped}: {faults[0].cause}", remedy)
 
 

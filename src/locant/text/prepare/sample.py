@@ -39,7 +39,7 @@ class Sample:
     multi_document_bytes: int = 0
     """Bytes that were read from files with several documents."""
     is_all: bool = False
-    """Whether this is the whole input, so that counts are exact."""
+    """True if this is the whole input, so that counts are exact."""
 
     @property
     def size(self) -> int:

@@ -152,7 +152,7 @@ def _report(line: bytes, worker: _Worker, at_work: dict[_Worker, int]) -> dict[s
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
         when = "" if number is None else f" while it made part {number}"
         cause = f"a worker process {how}{when}; the system kills processes when its memory is full"
-        raise InputError(cause, "run the same again with fewer workers: finished work is kept")
+        raise InputError(cause, "run again with fewer workers: finished work is kept")
     report = json.loads(line)
     if "error" in report:
         raise InputError(report["error"], report["remedy"])
@@ -173,7 +173,7 @@ def main() -> None:
     except LocantError as error:
         _send(reports, {"error": error.cause, "remedy": error.remedy})
     except MemoryError:
-        remedy = "run the same again with fewer workers: finished work is kept"
+        remedy = "run again with fewer workers: finished work is kept"
         _send(reports, {"error": "a worker has no memory left", "remedy": remedy})
     except BrokenPipeError:
         return

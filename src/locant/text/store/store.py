@@ -44,7 +44,7 @@ MAPS = 1 << 15
 """The number of shards that stay mapped: half of the number of maps that Linux allows a process."""
 
 PLACES_MAPS = hasattr(mmap, "MAP_PRIVATE")
-"""Whether the system maps a file at a given address. Windows does not, so `numpy` maps the files there."""
+"""True if the system maps a file at a given address. Windows does not, so `numpy` maps the files there."""
 if PLACES_MAPS:
     _LIBC = ctypes.CDLL(None, use_errno=True)
     _LIBC.mmap.restype = ctypes.c_void_p
@@ -171,7 +171,7 @@ class TokenStore:
 
     @property
     def can_lie_side_by_side(self) -> bool:
-        """Whether `side_by_side` can map the store."""
+        """Return whether `side_by_side` can map the store."""
         return self.mode == "map" and len(self.contents.files) <= (MAPS if PLACES_MAPS else 1)
 
     @property
@@ -379,8 +379,8 @@ def export_store(
     `to` is the name of the format, see `locant.formats`. `progress` is called with the number of finished tokens.
 
     Raises:
-        InputError: the folder is in use, the system refuses to write, or the store lacks something that the format
-            needs (documents; for ``locant`` a tokenizer).
+        InputError: the folder is in use, the system refuses to write, or the store lacks documents that the format
+            needs. The format ``locant`` also needs a tokenizer.
         RangeError: the format is unknown, or an id is not in the vocabulary.
     """
     target = FORMATS.find(to)

@@ -3,7 +3,7 @@
 A name such as ``gpt2`` or ``someone/something`` is looked up in the cache of the Hugging Face libraries, then in the
 cache of `tiktoken`, which keeps each of OpenAI's encodings under the SHA-1 of its address. This file holds ranks: the
 bytes of every token, in the order of the merges. A `tokenizer.json` holds merges instead. So each token is replaced by
-all pairs of tokens of which it can be made, which gives the same ids. Reading a file of ranks takes one to a few
+all pairs of tokens that form it, which gives the same ids. Reading a file of ranks takes one to a few
 seconds. A folder may also hold GPT-2's two files as OpenAI published them, or a SentencePiece model, which
 `transformers` converts.
 """
@@ -281,11 +281,11 @@ def _in_hub_cache(name: str) -> Path | None:
 
     for each in [name] if "/" in name else [name, *(f"{owner}/{name}" for owner in _FIRST_OWNERS)]:
         try:
-            found = try_to_load_from_cache(each, FILE)
+            cached = try_to_load_from_cache(each, FILE)
         except ValueError:  # not a possible name of a model
             return None
-        if isinstance(found, str):
-            return Path(found)
+        if isinstance(cached, str):
+            return Path(cached)
         folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=each, repo_type="model"))
         files = [] if (folder / "refs" / "main").exists() else sorted(folder.glob(f"snapshots/*/{FILE}"))
         if len(files) > 1:

@@ -111,11 +111,11 @@ class Tokenizer:
         self.vocab_size: int = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         """One more than the largest id. An embedding table needs one row for each id, even if the id is not used."""
         self.lossless: bool = self._bytes_of is not None and definitions.is_lossless(self._canonical)
-        """Whether `decode_bytes` restores every text and every sequence of bytes from the ids that `encode` returns."""
+        """True if `decode_bytes` restores every text and every sequence of bytes from the ids that `encode` returns."""
         self.byte_level: bool = self._bytes_of is not None
-        """Whether the tokenizer is a BPE over bytes, so that the bytes of every id are known."""
+        """True if the tokenizer is a BPE over bytes, so that the bytes of every id are known."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
-        """Whether the id of every byte of a text is the byte itself."""
+        """True if the id of every byte of a text is the byte itself."""
 
     @functools.cached_property
     def fingerprint(self) -> str:

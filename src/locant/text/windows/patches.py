@@ -19,6 +19,7 @@ from locant.positions import Positions
 from locant.positions.documents import PADDING, document_or_none
 from locant.positions.positions import OptionalPositions, positions_or_default, require_positions
 from locant.spelling import dtype_name
+from locant.tensors import require_tensor
 
 LETTERS = ((ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z")), (0x80, 0xBF))
 """The bytes after which no patch ends: digits, Latin letters, and all but the first byte of a longer character."""
@@ -78,6 +79,7 @@ class BytePatches:
         >>> BytePatches.from_entropies(torch.tensor([[3.0, 0.1, 2.0, 0.2, 0.1]]), 1.0).lengths.tolist()
         [[1, 2, 2]]
         """
+        require_tensor("entropies", entropies)
         if entropies.ndim != 2 or not entropies.is_floating_point():
             got = f"got entropies {tuple(entropies.shape)} of {dtype_name(entropies.dtype)}"
             raise ShapeError(f"{got}, expected floats of batch x seq", "pass Categorical(logits=logits).entropy()")
@@ -93,7 +95,7 @@ class BytePatches:
         first_byte: int = 0,
         max_length: int | None = None,
     ) -> BytePatches:
-        """Begin a patch after every byte that is not part of a word, unless the byte before it is not either.
+        """Begin a patch after the first byte of every run of bytes that are not part of a word.
 
         Letters and digits of ASCII are parts of words, and so are all but the first byte of a longer character. A patch
         also begins after every special token.
@@ -110,25 +112,23 @@ class BytePatches:
         >>> BytePatches.from_spaces(torch.tensor([list(b"a, b c")])).lengths.tolist()
         [[1, 1, 3, 1]]
         """
+        require_tensor("ids", ids)
         if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             got = f"got ids {tuple(ids.shape)} of {dtype_name(ids.dtype)}, expected integers of batch x seq"
             raise ShapeError(got, 'pass batch["ids"] of Windows')
         byte = ids.long() - whole("first_byte", first_byte, 0, remedy="first_byte=4 for the ids of BLT")
         is_special = (byte < 0) | (byte > 255)
         is_between = ~torch.stack([(byte >= low) & (byte <= high) for low, high in LETTERS]).any(0)
-        before = torch.cat([torch.zeros_like(is_between[:, :1]), is_between[:, :-1]], 1)
-        return cls._after(is_special | (is_between & ~before), positions, max_length)
+        before = _slot_before(_documents(positions, is_between))
+        follows = is_between.gather(1, before.clamp(min=0)) & (before >= 0)
+        return cls._after(is_special | (is_between & ~follows), positions, max_length)
 
     @classmethod
     def _after(
         cls, is_end: Bool[Tensor, "batch seq"], positions: OptionalPositions, max_length: int | None
     ) -> BytePatches:
         """Return the patches that end with these bytes, with the first byte of a document and with its last one."""
-        batch, seq = is_end.shape
-        positions = positions_or_default(positions, seq, is_end.device, matter=False)
-        require_positions(positions)
-        positions.require_fits(batch, seq, is_end.device, "the row of bytes")
-        document = positions.document.expand(batch, seq)
+        batch, document = len(is_end), _documents(positions, is_end)
         is_real, is_first = document != PADDING, _is_first(document)
         is_end = (is_end | is_first) & is_real
         if max_length is not None:
@@ -147,11 +147,25 @@ class BytePatches:
         return f"BytePatches({rows} rows of {self.ids.shape[1]} bytes, up to {count} patches)"
 
 
-def _is_first(document: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
-    """Return which bytes are the first of a document. Padding neither begins nor ends one."""
+def _documents(positions: OptionalPositions, bytes_: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+    """Return the document of each byte."""
+    batch, seq = bytes_.shape
+    positions = positions_or_default(positions, seq, bytes_.device, matter=False)
+    require_positions(positions)
+    positions.require_fits(batch, seq, bytes_.device, "the row of bytes")
+    return positions.document.expand(batch, seq)
+
+
+def _slot_before(document: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+    """Return the slot of the last byte before each slot, without padding, or -1 if there is none."""
     slot = torch.arange(document.shape[1], device=document.device)
     latest = torch.where(document == PADDING, -1, slot).cummax(1).values
-    before = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+    return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+
+
+def _is_first(document: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
+    """Return which bytes are the first of a document. Padding neither begins nor ends one."""
+    before = _slot_before(document)
     earlier = document.gather(1, before.clamp(min=0)).masked_fill(before < 0, PADDING)
     return (document != PADDING) & (document != earlier)
 
