@@ -36,7 +36,7 @@ typedef struct {
 
 /* ---------------------------------------------------------------- angles */
 
-/* Vectors that begin at a line of the cache take half the time of vectors that are on two lines. */
+/* Aligned, so that no vector is on two lines of the cache. */
 typedef struct __attribute__((aligned(CACHE_LINE))) {
     union { double wide[BLOCK_ANGLES]; float narrow[BLOCK_ANGLES]; } cos, sin;
 } Angles;

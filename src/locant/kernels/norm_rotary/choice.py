@@ -19,7 +19,7 @@ def choose_kernel(q: Tensor, positions: Tensor, tables: Tables, norm: HeadNorm |
     >>> choose_kernel(q, torch.zeros(1, 1, dtype=torch.int64), Tables(torch.ones(1)), HeadNorm(None, None))
     KernelChoice(kernel='reference', why='there is no kernel for meta')
     """
-    if q.device.type != "cpu":
+    if not q.is_cpu:
         return rotary.choose_kernel(q, positions, tables)  # Triton supports the norm of all that it can rotate
     reason = cpu.why_not_native(q, positions, tables, norm)
     return KernelChoice("native", "q is on a CPU") if reason is None else KernelChoice("reference", reason)

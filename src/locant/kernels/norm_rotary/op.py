@@ -97,10 +97,8 @@ def norm_and_rotate_into(
     """Write the rotated norms of `q` and `k` into `out_q` and `out_k`, and `v` into `out_v`, in one launch.
 
     This is for caches: the outputs are any views, and no gradient is recorded. Without a norm, `q` and `k` are rotated.
+    The caller has asked `can_write_into` and `HeadNorm.require_fits`, before it reserved the outputs.
     """
-    require_same_tokens(q, k)
-    if norm is not None:
-        norm.require_fits(q, k)
     if torch.is_grad_enabled():
         with torch.no_grad():
             norm_and_rotate_into(q, k, v, out_q, out_k, out_v, positions, tables, layout, norm)

@@ -147,7 +147,7 @@ def _write(q: Tensor, k: Tensor | None, *options: Any) -> None:
 
 def is_plain(q: Tensor) -> bool:
     """Return whether this is a plain tensor that can be rotated without torch's dispatch."""
-    return type(q) is Tensor and q.device.type in ("cpu", "cuda") and not transforms.is_dispatch_mode_active()
+    return type(q) is Tensor and (q.is_cpu or q.is_cuda) and not transforms.is_dispatch_mode_active()
 
 
 # ---------------------------------------------------------------------- operators
