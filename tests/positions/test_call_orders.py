@@ -85,9 +85,12 @@ class Call:
     def _through(self, encoding: PositionEncoding) -> Answer:
         positions, keys = self._positions()
         q, k = (_tokens(where, self.dtype) for where in (positions, keys))
-        positions, keys = (encoding.read(x.transpose(1, 2).flatten(2), at) for x, at in ((q, positions), (k, keys)))
+        past = Positions.arange(positions.start) if self.where == "behind a cache" and positions.start else None
+        if past is not None:
+            past = encoding.read(_hidden(_tokens(past, self.dtype)), past)
+        positions, keys = encoding.read(_hidden(q), positions, past), encoding.read(_hidden(k), keys)
         if self.method == "embed":
-            return (encoding.embed(q.transpose(1, 2).flatten(2), positions),)
+            return (encoding.embed(_hidden(q), positions),)
         if self.method == "rotate":
             return encoding.rotate(q, k, positions, keys)
         if self.method == "bias":
@@ -113,6 +116,10 @@ OF_DTYPE = {dtype: TOKENS.to(dtype, copy=True) for dtype in DTYPES}
 def _tokens(positions: Positions, dtype: torch.dtype) -> Tensor:
     """The same tokens for the same slots, whatever the length."""
     return OF_DTYPE[dtype][:, :, : positions.seq_len]
+
+
+def _hidden(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
 
 
 def _spelt_out(encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> Answer:

@@ -138,7 +138,7 @@ def test_losses_with_full_context_stand_below_those_without(capsys: pytest.Captu
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["encoding", "64", "512", "difference"] in lines
     assert ["a", "3.000", "2.900", "-0.100"] in lines
-    assert ["b", "3.000", "3.000", "+0.000", "(not", "clear)"] in lines
+    assert ["b", "3.000", "3.000", "0.000", "(not", "clear)"] in lines
 
 
 def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

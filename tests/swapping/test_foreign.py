@@ -58,7 +58,7 @@ def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
         assert off(model(ids()).logits, expected) <= LOGITS
     with refuses(RangeError, "num_heads=2"):
         locant.swap(model, PoPE(WIDTH, num_heads=HEADS))
-    with refuses(RangeError, "twice as many heads", "locant.lab.Decoder"):
+    with refuses(RangeError, "doubles the heads", "locant.lab.Decoder"):
         locant.swap(model, locant.positions.RoPEPlusPlus(locant.Rotary(WIDTH)))
 
 

@@ -97,7 +97,7 @@ def test_attention_that_calls_no_function_is_refused_for_that_reason(
         ({"encoding": locant.ALiBi(4), "angles": "float32"}, InputError, ("angles='float32'",)),
         ({"encoding": locant.encoding("fox", d_model=64, num_heads=4)}, InputError, ("Fox", "hidden states")),
         ({"layers": {}}, RangeError, ("{}", "every")),
-        ({"layers": lambda layer, kind: None}, RangeError, ("none of 4 layers", "every")),
+        ({"layers": lambda layer, kind: None}, RangeError, ("none of the 4 layers", "every")),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_changed(

@@ -188,7 +188,7 @@ def test_a_change_ends_the_work_and_nothing_of_it_is_mixed(
     before, times = path.read_bytes(), path.stat()
     whole = contents(called(corpus, tmp_path / "undisturbed", name).path)
     changing = Change(path, change)
-    with monkeypatch.context() as patch, refuses(InputError, f"{name} has {said} since", "the same again"):
+    with monkeypatch.context() as patch, refuses(InputError, f"{name} has {said} since", "run again"):
         called(corpus, out, name, **moment(changing, patch))
     assert changing.is_done
     require_no_store(out)
