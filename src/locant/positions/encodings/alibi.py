@@ -41,7 +41,8 @@ class ALiBi(DistanceBias):
     .. math:: b_{hij} = -m_h \, |i - j|, \qquad m_h = 2^{-8 h / H} \text{ for } h = 1, \ldots, H
 
     i and j are the positions of the query and of the key. If H is not a power of two, the slopes of two powers of two
-    are mixed, as in the paper's code.
+    are mixed, as in the paper's code. In calls without gradients on a CPU, ``distances x num_heads`` numbers are kept
+    for later calls while the slopes have the same values.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

@@ -26,7 +26,8 @@ class T5Bias(DistanceBias):
 
     B is `num_buckets` and D is `max_distance`. Half of the buckets hold one small distance each. The rest share the
     other distances, and the last bucket holds all distances of D or more. One module serves all layers of a model, as
-    in T5.
+    in T5. In calls without gradients on a CPU, ``distances x num_heads`` numbers are kept for later calls while the
+    parameter has the same values.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
