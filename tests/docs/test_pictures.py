@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from docutils import nodes
@@ -15,7 +16,7 @@ def shown(parent: nodes.Element, kind: str = "html", classes: tuple[str, ...] = 
     tree = new_document("page")
     tree += parent
     parent += nodes.image("", uri="a.svg", classes=[*classes])
-    give_places(SimpleNamespace(builder=SimpleNamespace(format=kind)), tree, "page")
+    give_places(cast("Any", SimpleNamespace(builder=SimpleNamespace(format=kind))), tree, "page")
     return [child.astext() if isinstance(child, nodes.raw) else type(child).__name__ for child in parent.children]
 
 
