@@ -60,6 +60,15 @@ class _Case:
         self.cos, self.sin = (torch.cat([part, part], -1).to(dtype) for part in (cos, sin))
         self.words = f"{batch} x {HEADS} + {KV_HEADS} heads x {seq} x {HEAD_DIM}, {dtype}"
 
+    def copying(self, out: Tensor, keys: Tensor, values: Tensor) -> Contender:
+        """Return a function that copies q, k and v, with which the others are compared."""
+
+        def copy() -> tuple[Tensor, Tensor]:
+            values.copy_(self.v)
+            return out.copy_(self.q), keys.copy_(self.k)
+
+        return copy
+
     def torch_steps(self) -> tuple[Tensor, Tensor]:
         q, k = (F.rms_norm(x, (HEAD_DIM,), w, EPS) for x, w in zip((self.q, self.k), self.weights, strict=True))
         return _apply(q, self.cos, self.sin), _apply(k, self.cos, self.sin)
@@ -96,10 +105,6 @@ def _appended(case: _Case, wanted: float) -> list[Row]:
     keys, values, out = keys[:, :, past : past + seq], values[:, :, past : past + seq], torch.empty_like(case.q)
     index, tables = case.rotary._index_and_tables(case.positions)  # pyright: ignore[reportPrivateUsage]
 
-    def copy() -> tuple[Tensor, Tensor]:
-        values.copy_(case.v)
-        return out.copy_(case.q), keys.copy_(case.k)
-
     def one_pass() -> tuple[Tensor, Tensor]:
         norm_and_rotate_into(case.q, case.k, case.v, out, keys, values, index, tables, "half", case.norm)
         return out, keys
@@ -118,7 +123,7 @@ def _appended(case: _Case, wanted: float) -> list[Row]:
     with torch.no_grad():
         _require(case, {name: (run()[0].clone(), run()[1].clone()) for name, run in contenders.items()})
         title = f"norm, rotate and append, {case.words} (wanted: {wanted} of the copy)"
-        return measure(title, {"copy of q, k and v": copy} | contenders, rounds=5)
+        return measure(title, {"copy of q, k and v": case.copying(out, keys, values)} | contenders, rounds=5)
 
 
 def _in_a_cache(case: _Case) -> list[Row]:
@@ -130,10 +135,6 @@ def _in_a_cache(case: _Case) -> list[Row]:
         zeros = torch.zeros(len(k), KV_HEADS, past, HEAD_DIM, dtype=k.dtype)
         cache.append(zeros, zeros, Positions.arange(past))
     keys, values = torch.empty(2, len(k), KV_HEADS, past + q.shape[2], HEAD_DIM, dtype=k.dtype)
-
-    def copy() -> tuple[Tensor, Tensor]:
-        values[:, :, past:].copy_(v)
-        return out.copy_(q), keys[:, :, past:].copy_(k)
 
     def append(rotated_q: Tensor, rotated_k: Tensor) -> tuple[Tensor, Tensor]:
         all_keys, _, _ = cache.append(rotated_k, v, positions)
@@ -162,6 +163,7 @@ def _in_a_cache(case: _Case) -> list[Row]:
     with torch.no_grad():
         _require(case, {name: (run()[0].clone(), run()[1].clone()) for name, run in contenders.items()})
         calls = CALLS if q.shape[2] == 1 else 1
+        copy = case.copying(out, keys[:, :, past:], values[:, :, past:])
         all_runs = {"copy of q, k and v": copy} | contenders | others
         title = f"norm, rotate and append with KVCache, {case.words}, {calls} call{'s' * (calls > 1)}"
         return measure(title, {name: _repeat(run, calls) for name, run in all_runs.items()})

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 import locant
 from locant.positions import PoPE
-from locant.swapping.attention_function import AttentionPoint, _check_inputs, attention
+from locant.swapping.attention_function import AttentionPoint, _prepare_attention, attention
 from locant.swapping.forward_arguments import cache_in
 from locant.swapping.new_encoding import NewEncoding, hold_encodings
 from locant.swapping.token_places import Places
@@ -196,7 +196,7 @@ def test_layers_share_a_bias_within_a_call_and_not_between_calls(length: int) ->
 def test_a_tile_of_inputs_that_layers_share_has_the_bias_of_its_tokens() -> None:
     encoding, tokens = trained(locant.Fire(HEADS)), locant.Positions.arange(7)
     q = torch.zeros(1, HEADS, 7, WIDTH)
-    inputs = _check_inputs(q, q, q, tokens, tokens, True, encoding, None, 0.0)
+    inputs, _ = _prepare_attention(q, q, q, tokens, tokens, True, encoding, None, 0.0)
     assert inputs.bias is not None
     next_layer = inputs.with_tensors(q + 1, q + 1, q)
     assert next_layer.bias is inputs.bias

@@ -16,7 +16,7 @@ from locant.arguments import Real, flag
 from locant.attention.backends.dense import eager_attention, sdpa_attention
 from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.tiled import tiled_attention
-from locant.attention.choice import BackendName, choose_backend
+from locant.attention.choice import BackendChoice, BackendName, choose_backend
 from locant.attention.inputs import (
     AttentionInputs,
     AttentionResult,
@@ -181,13 +181,15 @@ def attend(
 
 
 def attend_to_inputs(
-    inputs: AttentionInputs, backend: BackendName = "auto", sinks: Tensor | None = None
+    inputs: AttentionInputs, backend: BackendName | BackendChoice = "auto", sinks: Tensor | None = None
 ) -> AttentionResult:
-    """Return the result of `attend` for checked arguments."""
+    """Return the result of `attend` for checked arguments. `backend` may be the choice for inputs that are alike."""
     _require_no_context_parallel()
     encoding, mask = inputs.encoding, inputs.mask
-    with _without_autocast(inputs.q):
-        if encoding is not None and has_pair_sets(encoding):
+    with without_autocast(inputs.q):
+        if isinstance(backend, BackendChoice):
+            result = _run_chosen_backend(backend, inputs)
+        elif encoding is not None and has_pair_sets(encoding):
             result = _attend_by_set(backend, encoding, inputs)
         else:
             classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
@@ -197,7 +199,7 @@ def attend_to_inputs(
         return _add_sinks(result.y, result.lse, result.weights, sinks)
 
 
-def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
+def without_autocast(q: Tensor) -> AbstractContextManager[object]:
     """Return a context without autocast, which would round a float32 bias to the dtype of the queries.
 
     Far distances would then be the same number.
@@ -290,7 +292,10 @@ def _has_elements(inputs: AttentionInputs) -> bool:
 
 
 def _run_backend(backend: BackendName, inputs: AttentionInputs) -> AttentionResult:
-    choice = choose_backend(backend, inputs)
+    return _run_chosen_backend(choose_backend(backend, inputs), inputs)
+
+
+def _run_chosen_backend(choice: BackendChoice, inputs: AttentionInputs) -> AttentionResult:
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
     has_elements = _has_elements(inputs)
     if choice.method is not None and not eager and has_elements:

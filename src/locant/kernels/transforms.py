@@ -52,7 +52,10 @@ def is_dispatch_mode_active() -> bool:
 
 def is_plain_eager() -> bool:
     """Return whether the caller needs only the result: no gradient, no graph, no transform, no dispatch mode."""
-    return not (torch.is_grad_enabled() or may_be_differentiated() or is_dispatch_mode_active())
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    level = forward_ad._current_level  # pyright: ignore[reportPrivateUsage]
+    return level < 0 and functorch.peek_interpreter_stack() is None and not is_dispatch_mode_active()
 
 
 def is_exporting() -> bool:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32
-from locant.attention.attend import attend_to_inputs
-from locant.attention.choice import FAST_MATRIX_SCORES
+from locant.attention.attend import attend_to_inputs, without_autocast
+from locant.attention.choice import FAST_MATRIX_SCORES, BackendChoice, BackendName, choose_backend
 from locant.attention.inputs import AttentionInputs, check_dropout, check_scale, require_keys_between, require_tensors
 from locant.attention.mask import AttentionMask
 from locant.errors import LocantError
 from locant.kernels.transforms import is_plain_eager
-from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.base import PositionEncoding, has_bias, has_pair_sets
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
@@ -153,8 +153,8 @@ def attention(
     if mask is None:
         alike = ((x.shape, x.dtype, x.device) for x in (query, key, value))
         arguments = (query, key, value, positions, k_positions, causal, encoding, scaling, dropout)
-        inputs = places.share(_check_inputs, *arguments, by=(*alike, causal, encoding, scaling, dropout))
-        y = attend_to_inputs(inputs.with_tensors(query, key, value)).y
+        inputs, backend = places.share(_prepare_attention, *arguments, by=(*alike, causal, encoding, scaling, dropout))
+        y = attend_to_inputs(inputs.with_tensors(query, key, value), backend).y
         return y.transpose(1, 2).contiguous(), None
     bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
     unordered = (replace(each, order_or_none=None) for each in (positions, k_positions))  # ordered by their positions
@@ -184,16 +184,20 @@ def _take_places(others: dict[str, Any]) -> Places:
     return places
 
 
-def _check_inputs(
+def _prepare_attention(
     query: Tensor, key: Tensor, value: Tensor, positions: Positions, k_positions: Positions, causal: bool,
     encoding: PositionEncoding, scaling: float | None, dropout: float,
-) -> AttentionInputs:  # fmt: skip
-    """Return the checked inputs of attention. They serve all layers with tensors of the same shapes."""
+) -> tuple[AttentionInputs, BackendName | BackendChoice]:  # fmt: skip
+    """Return the checked inputs of attention and its backend. Layers with tensors of the same shapes share both."""
     require_tensors(query, key, value)
     mask = AttentionMask(positions, k_positions, causal)
     require_keys_between(encoding, mask)
     scale, dropout_p = check_scale(scaling, query.shape[-1]), check_dropout(dropout)
-    return AttentionInputs(query, key, value, mask, encoding, scale, dropout_p)
+    inputs = AttentionInputs(query, key, value, mask, encoding, scale, dropout_p)
+    if rotates_by_class(encoding) or has_pair_sets(encoding):  # each class and each set has a backend of its own
+        return inputs, "auto"
+    with without_autocast(query):
+        return inputs, choose_backend("auto", inputs)
 
 
 def _matrix_free_bias(

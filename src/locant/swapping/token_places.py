@@ -83,8 +83,9 @@ class PlacesHooks:
         # A tensor that a graph makes is overwritten by the next run of the graph.
         may_keep = isinstance(getattr(places, "first", None), int) or not torch.compiler.is_compiling()
         if places is not None and cache is not None and may_keep:
+            if not hasattr(cache, KEYS):
+                _wrap_row_methods(cache)
             setattr(cache, KEYS, KeyPlaces(places.keys, _first_keys(cache)))
-            _wrap_row_methods(cache)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from torch import Tensor
 from locant import HeadNorm
 from locant.kernels import native
 from locant.kernels.norm_rotary import choose_kernel, cpu, reference
+from locant.kernels.rotary.reference import Layout
 from tests.kernels.norm_rotary.norming import gradients, truth
 from tests.kernels.rotary.rotating import far_positions, tables
 from tests.threads import threads
@@ -214,6 +215,47 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(dtype: torch.dtype) -> N
         expected, _ = reference.norm_and_rotate(q, None, index, of, "half", norm)
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())
+
+
+def require_bits_of_reference(q: Tensor, norm: HeadNorm, layout: Layout) -> None:
+    """NaN may have any bits."""
+    index, of, ours = torch.arange(q.shape[2])[None], tables(q.shape[3]), torch.empty_like(q)
+    is_native = choose_kernel(q, index, of, norm).kernel == "native"
+    (cpu if is_native else reference).norm_and_rotate_(q, None, ours, None, index, of, layout, norm)
+    expected, _ = reference.norm_and_rotate(q, None, index, of, layout, norm)
+    is_nan = expected.isnan()
+    assert torch.equal(ours.isnan(), is_nan)
+    assert torch.equal(_bits(ours)[~is_nan], _bits(expected)[~is_nan])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [64, 96, 128, 256, 512])
+def test_every_kind_of_bfloat16_number_has_the_bits_of_the_reference(dim: int, layout: Layout) -> None:
+    """Zeros of both signs, numbers below the normal range, ties and overflow, in rows and in weights."""
+    tokens = 4  # at position 0, a sine of zero leaves the sign of a zero
+    bits = torch.randint(0, 0x7F80, (2, 3, tokens, dim)) | torch.randint(2, (2, 3, tokens, dim)) << 15
+    any_number = bits.to(torch.uint16).view(torch.bfloat16)
+    near_one = torch.randn(any_number.shape).to(torch.bfloat16)
+    share = torch.tensor([0.0, 0.02, 0.5, 1.0]).view(1, 1, tokens, 1)
+    q = torch.where(torch.rand(any_number.shape) < share, any_number, near_one)
+    q = torch.where(torch.rand(q.shape) < 0.1, torch.zeros_like(q).copysign(near_one), q)
+    ones = torch.ones_like(q).copysign(near_one)  # their norm without epsilon is 1, so that they become the weights
+    ties = 1 + torch.arange(dim) / 256
+    for weight in (None, ties, torch.randn(dim) * 1e38, torch.randn(dim) * (torch.rand(dim) < 0.5)):
+        for rounded in (False, True):
+            norm = HeadNorm(weight, None, 0.0, round_before_weight=rounded)
+            require_bits_of_reference(q, norm, layout)
+            require_bits_of_reference(ones, norm, layout)
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 256, 512])
+def test_sums_of_bfloat16_rows_have_the_bits_of_the_reference(dim: int) -> None:
+    """A sum in another order changes one number of some hundred thousand, so here are two million."""
+    require_bits_of_reference(torch.randn(2, 2**20 // dim, 1, dim).to(torch.bfloat16), HeadNorm(None, None), "half")
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int16)
 
 
 def test_squares_are_added_in_the_order_of_torch(path: str) -> None:

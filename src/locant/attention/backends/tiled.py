@@ -103,7 +103,7 @@ def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#he
     bias = inputs.bias
     if isinstance(bias, ByDistance):
         return bias.table(first, last)
-    if isinstance(bias, Lookup | Pairwise | Written) and (matrix := bias.dense()) is not None:
+    if bias is not None and (matrix := bias.dense()) is not None:
         return matrix[0, :, 0].flip(-1)  # there is one query
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 

@@ -120,12 +120,7 @@ float NAMED(locant_sum_of_squares, VARIANT)(const float *row, int64_t n, int64_t
 
 /* ---------------------------------------------------------------- rows of each dtype */
 
-/* The value after a rounding to bfloat16. NaN stays NaN, if its low bits are not all ones, as in numbers that come from
-   bfloat16 and in weights that `read_weight` has read. */
-static inline float round_bfloat16(float value) {
-    uint32_t bits = as_bits(value);
-    return as_float((bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u);
-}
+static inline float round_bfloat16(float value) { return as_float(to_high_half(value) & 0xffff0000u); }
 
 #define SUM sum_double
 #define SQRT sqrt
@@ -204,6 +199,8 @@ static inline void rotate_row_float16(const Task *task, float *x, uint16_t *y, c
 #define ROUND(value) from_float16(to_float16(value))
 #include "norm_rows.h"
 
+#include "norm_words.h"
+
 typedef void NormRows(const NormTask *, const void *, const char *, char *, int64_t, int64_t, const void *,
                       const void *, int64_t, int64_t, void *);
 typedef void NormToken(const NormTask *, const void *, const char *, char *, int64_t, int64_t, int64_t, const void *,
@@ -228,8 +225,9 @@ static inline double read_number(const char *at, int64_t dtype) {
     }
 }
 
-/* Write the factors of a row in the working precision, and return their address, or NULL if there are no weights. */
-static const void *read_weight(const Norm *norm, const Weight *weight, int is_wide, char *to) {
+/* Write the factors of a row in the working precision, and return their address, or NULL if there are no weights. For rows
+   of words with `words` numbers of a head, the numbers at even places of each head come first. */
+static const void *read_weight(const Norm *norm, const Weight *weight, int is_wide, int64_t words, char *to) {
     for (int64_t i = 0; i < weight->width; i++) {
         double value = read_number(weight->data + i * weight->step, weight->dtype);
         value = value != value ? NAN : value;
@@ -238,24 +236,32 @@ static const void *read_weight(const Norm *norm, const Weight *weight, int is_wi
         else
             ((float *)to)[i] = norm->plus_one ? (float)value + 1 : (float)value;
     }
+    float row[words + 1];
+    for (int64_t i = 0; words && i < weight->width; i += words) {
+        memcpy(row, (float *)to + i, (size_t)words * sizeof *row);
+        put_even_first(row, (float *)to + i, words);
+    }
     return weight->width ? to : NULL;
 }
 
-/* Memory of one call: the factors of both weights, and `scratch` bytes for each thread. */
+/* Memory of one call: the factors of both weights, and `scratch` bytes for each thread, all from lines of the cache. */
 typedef struct {
-    char *all, *scratch;
+    void *all;
+    char *scratch;
     const void *q_weight, *k_weight;
     int64_t size;
 } Memory;
 
-static int allocate(Memory *memory, const Norm *norm, int64_t size, int64_t threads, int is_wide) {
-    int64_t q_bytes = norm->q.width * 8, k_bytes = norm->k.width * 8;
-    memory->all = malloc((size_t)(q_bytes + k_bytes + size * threads + 64));
-    if (!memory->all) return 1;
-    memory->q_weight = read_weight(norm, &norm->q, is_wide, memory->all);
-    memory->k_weight = read_weight(norm, &norm->k, is_wide, memory->all + q_bytes);
-    memory->scratch = memory->all + q_bytes + k_bytes;
-    memory->size = size;
+static inline int64_t whole_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
+
+static int allocate(Memory *memory, const Norm *norm, int64_t size, int64_t threads, int is_wide, int64_t words) {
+    int64_t q_bytes = whole_lines(norm->q.width * 8), k_bytes = whole_lines(norm->k.width * 8);
+    memory->size = whole_lines(size);
+    if (posix_memalign(&memory->all, CACHE_LINE, (size_t)(q_bytes + k_bytes + memory->size * threads + CACHE_LINE))) return 1;
+    char *begin = memory->all;
+    memory->q_weight = read_weight(norm, &norm->q, is_wide, words, begin);
+    memory->k_weight = read_weight(norm, &norm->k, is_wide, words, begin + q_bytes);
+    memory->scratch = begin + q_bytes + k_bytes;
     return 0;
 }
 
@@ -274,10 +280,12 @@ static void norm_tensor(const NormTask *all, const Weight *kind, const void *wei
     const char *in = at->in + sequence * x->in_step[BATCH] + block->first * x->in_step[SEQ];
     char *out = at->out + sequence * x->out_step[BATCH] + block->first * x->out_step[SEQ];
     int is_over_all_heads = kind->width && kind->width != task->head_dim;
+    NormRows *norm_rows = has_words(task) ? norm_rows_words : NORM_ROWS[task->dtype];
+    NormToken *norm_token = has_words(task) ? norm_token_words : NORM_TOKEN[task->dtype];
     if (!is_over_all_heads && block->tokens > 1 && x->in_step[HEAD] >= x->in_step[SEQ]) {
         for (int64_t head = 0; head < x->heads; head++)
-            NORM_ROWS[task->dtype](all, weight, in + head * x->in_step[HEAD], out + head * x->out_step[HEAD],
-                                   x->in_step[SEQ], x->out_step[SEQ], cos, sin, task->pairs, block->tokens, scratch);
+            norm_rows(all, weight, in + head * x->in_step[HEAD], out + head * x->out_step[HEAD], x->in_step[SEQ],
+                      x->out_step[SEQ], cos, sin, task->pairs, block->tokens, scratch);
         return;
     }
     for (int64_t token = 0; token < block->tokens; token++) {
@@ -285,10 +293,9 @@ static void norm_tensor(const NormTask *all, const Weight *kind, const void *wei
         char *to = out + token * x->out_step[SEQ];
         const void *c = (const char *)cos + token * angle_size, *s = (const char *)sin + token * angle_size;
         if (is_over_all_heads)
-            NORM_TOKEN[task->dtype](all, weight, from, to, x->heads, x->in_step[HEAD], x->out_step[HEAD], c, s, scratch);
+            norm_token(all, weight, from, to, x->heads, x->in_step[HEAD], x->out_step[HEAD], c, s, scratch);
         else
-            NORM_ROWS[task->dtype](all, weight, from, to, x->in_step[HEAD], x->out_step[HEAD], c, s, 0, x->heads,
-                                   scratch);
+            norm_rows(all, weight, from, to, x->in_step[HEAD], x->out_step[HEAD], c, s, 0, x->heads, scratch);
     }
 }
 
@@ -318,6 +325,7 @@ static void norm_block(const void *given, int64_t item, int64_t thread) {
     Angles angles;
     const void *cos, *sin;
     find_angles(task, &block, &angles, &cos, &sin);
+    order_angles(task, block.tokens, &angles, &cos, &sin);
     for (int64_t i = block.sequence; i < block.sequence + block.sequences; i++) {
         if (all->norm.is_normed) {
             norm_tensor(&all->norm, &norm->q, all->memory.q_weight, &task->q, &task->q_at, i, &block, cos, sin, scratch);
@@ -349,7 +357,7 @@ int NAMED(locant_norm_rotate, VARIANT)(const char *packed) {
     if (!elements) return 0;
     int64_t threads = threads_for(elements, task->threads), items = divide(&all.work, threads);
     int64_t size = scratch_size(&all.norm.norm, task, GROUP);
-    if (allocate(&all.memory, &all.norm.norm, size, threads, task->dtype == FLOAT64)) return 1;
+    if (allocate(&all.memory, &all.norm.norm, size, threads, task->dtype == FLOAT64, has_words(task) ? task->head_dim : 0)) return 1;
     share_out(items, threads, norm_block, &all);
     free(all.memory.all);
     return 0;
@@ -428,7 +436,7 @@ int NAMED(locant_norm_rotate_back, VARIANT)(const char *packed) {
     int64_t size = scratch_size(norm, task, 5) * 2;
     all.sums = calloc((size_t)(chunks * width + 1), sizeof *all.sums);
     if (!all.sums) return 1;
-    if (allocate(&all.memory, norm, size, threads, task->dtype == FLOAT64)) {
+    if (allocate(&all.memory, norm, size, threads, task->dtype == FLOAT64, 0)) {
         free(all.sums);
         return 1;
     }

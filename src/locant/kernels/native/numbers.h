@@ -38,6 +38,24 @@ static inline uint32_t to_bfloat16(float value) {
     return value != value ? 0x7fc0u : rounded;
 }
 
+/* The value rounded to bfloat16, in the high half of the result. The low half is to be discarded. NaN stays NaN if its low
+   half is zero, as in numbers that come from bfloat16 and in NaN that arithmetic makes. The lowest bit to keep is added
+   to the low half by "or", which does not change whether this half is above a tie, and is one operation with AVX-512. */
+static inline uint32_t to_high_half(float value) {
+    uint32_t bits = as_bits(value);
+    return (bits | ((bits >> 16) & 1)) + 0x7fffu;
+}
+
+/* A word is two numbers of 16 bits, aligned like one. Two numbers of bfloat16 become two of float32, and back, without
+   moving numbers between the lanes of vectors. */
+typedef uint32_t __attribute__((aligned(2), may_alias)) Word;
+
+static inline float first_of(Word word) { return as_float(word << 16); }
+static inline float second_of(Word word) { return as_float(word & 0xffff0000u); }
+static inline uint32_t to_word(float first, float second) {
+    return to_high_half(first) >> 16 | (to_high_half(second) & 0xffff0000u);
+}
+
 /* Both conversions of float16 are those of torch (c10/util/Half.h): float arithmetic instead of branches, so that the
    compiler can vectorise them. Adding a power of two rounds numbers below 2^-14, for which float16 has fewer bits. */
 static inline float from_float16(uint32_t half) {

@@ -19,6 +19,7 @@ static void rotate_block(const void *given, int64_t item, int64_t thread) {
     Angles angles;
     const void *cos, *sin;
     find_angles(task, &block, &angles, &cos, &sin);
+    order_angles(task, block.tokens, &angles, &cos, &sin);
     for (int64_t i = block.sequence; i < block.sequence + block.sequences; i++) {
         rotate_tensor(task, &task->q, &task->q_at, i, block.first, block.tokens, cos, sin);
         rotate_tensor(task, &task->k, &task->k_at, i, block.first, block.tokens, cos, sin);

@@ -143,13 +143,10 @@ def _backward_kernel(
         for i_head in range(first, last, BLOCK_H):
             o_head = i_head + tl.arange(0, BLOCK_H)
             m_row = (o_head < last)[:, None, None] & m_token[None, :, None]
-            p_x = row_addresses(x, o_head, x_head, o_x, UNIT)
-            p_grad = row_addresses(grad, o_head, grad_head, o_grad, UNIT)
-            b_a, b_b, b_rest = load_rows(p_x, x_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R)
-            b_g_a, b_g_b, b_g_rest = load_rows(
-                p_grad, grad_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R
-            )
-            b_g_a, b_g_b = b_g_a * b_cos + b_g_b * b_sin, b_g_b * b_cos - b_g_a * b_sin
+            b_a, b_b, b_rest, b_g_a, b_g_b, b_g_rest = _load_rows_and_gradients(
+                x, grad, o_head, x_head, grad_head, o_x, o_grad, x_dim, grad_dim, m_row, b_cos, b_sin, dtype,
+                PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R, UNIT,
+            )  # fmt: skip
             if WEIGHT != "all heads":
                 b_inverse = inverse_root(sum_of_squares(b_a, b_b, b_rest, REST, COUNT), m_row, WIDTH, EPS)
             b_a, b_b = b_a * b_inverse, b_b * b_inverse
@@ -179,6 +176,21 @@ def _backward_kernel(
         store_pairs(p_part, 1, m_part, b_dw_a, b_dw_b, PAIRS, INTERLEAVED, BLOCK_P)
         if REST > 0:
             store_rest(p_part, 1, m_part, _sum_of_rows(b_dw_rest, WEIGHT), PAIRS, REST, BLOCK_R)
+
+
+@triton.jit
+@no_type_check
+def _load_rows_and_gradients(
+    x, grad, o_head, x_head, grad_head, o_x, o_grad, x_dim, grad_dim, m_row, b_cos, b_sin, dtype: tl.constexpr,
+    PAIRS: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
+    UNIT: tl.constexpr,
+):  # fmt: skip
+    """Return rows of x and of the gradient, which is rotated back: both halves of the pairs, and the rest."""
+    p_x, p_grad = row_addresses(x, o_head, x_head, o_x, UNIT), row_addresses(grad, o_head, grad_head, o_grad, UNIT)
+    b_a, b_b, b_rest = load_rows(p_x, x_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R)
+    b_g_a, b_g_b, b_g_rest = load_rows(p_grad, grad_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R)
+    b_g_a, b_g_b = b_g_a * b_cos + b_g_b * b_sin, b_g_b * b_cos - b_g_a * b_sin
+    return b_a, b_b, b_rest, b_g_a, b_g_b, b_g_rest
 
 
 @triton.jit
@@ -225,14 +237,13 @@ def _token_means_kernel(
     for i_head in range(0, heads, BLOCK_H):
         o_head = i_head + tl.arange(0, BLOCK_H)
         m_row = (o_head < heads)[:, None, None] & m_token[None, :, None]
-        p_x = row_addresses(x, o_head, x_head, o_x, UNIT)
-        p_grad = row_addresses(grad, o_head, grad_head, o_grad, UNIT)
-        b_a, b_b, b_rest = load_rows(p_x, x_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R)
-        b_g_a, b_g_b, b_g_rest = load_rows(p_grad, grad_dim, m_row, dtype, PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R)
+        b_a, b_b, b_rest, b_g_a, b_g_b, b_g_rest = _load_rows_and_gradients(
+            x, grad, o_head, x_head, grad_head, o_x, o_grad, x_dim, grad_dim, m_row, b_cos, b_sin, dtype,
+            PAIRS, REST, INTERLEAVED, BLOCK_P, BLOCK_R, UNIT,
+        )  # fmt: skip
         b_w_a, b_w_b, b_w_rest = load_weight(
             weight, weight_dim, o_head, heads, dtype, PAIRS, REST, INTERLEAVED, WEIGHT, PLUS_ONE, BLOCK_P, BLOCK_R
         )
-        b_g_a, b_g_b = b_g_a * b_cos + b_g_b * b_sin, b_g_b * b_cos - b_g_a * b_sin
         b_sum += tl.reduce(b_g_a * b_w_a * b_a + b_g_b * b_w_b * b_b, 2, ADD, keep_dims=True)
         if REST > 0:
             b_sum += tl.reduce(b_g_rest * b_w_rest * b_rest, 2, ADD, keep_dims=True)

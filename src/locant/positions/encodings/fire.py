@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
+from locant.kernels.transforms import is_plain_eager
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.distances import bias_dtype
 from locant.positions.heads import Heads, empty_linear
@@ -166,7 +167,8 @@ def _ratio(query: Tensor, key: Tensor, c: Tensor, threshold: Tensor, **_: Tensor
 def _bias_of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
     piece = torch.bucketize(ratio[:, 0].detach(), kinks)
     slope, offset = (_by_head(table[:, head.flatten()], piece) for table in (slopes, offsets))
-    return slope * ratio + offset
+    # For long rows, new memory costs more than the arithmetic.
+    return slope.mul_(ratio).add_(offset) if is_plain_eager() else slope * ratio + offset
 
 
 def _bias_of_one_pair(
@@ -186,5 +188,7 @@ def _by_head(table: Float[Tensor, "pieces heads"], piece: Int[Tensor, "#batch qu
     """
     if piece.device.type != "cpu":
         return F.embedding(piece, table).permute(0, 3, 1, 2)
+    if len(piece) == 1 and is_plain_eager():  # half the time
+        return table.T.index_select(1, piece.flatten()).unflatten(1, piece.shape[1:])[None]
     entries = piece.flatten(1)[:, None].expand(-1, table.shape[1], -1)
     return table.T.expand(len(piece), -1, -1).gather(2, entries).unflatten(2, piece.shape[1:])
