@@ -12,7 +12,7 @@ from docutils.utils import new_document
 from docs.generator.pictures import give_places
 
 
-def shown(parent: nodes.Element, kind: str = "html", classes: tuple[str, ...] = ("only-dark",)) -> list[str]:
+def shown(parent: nodes.Element, kind: str = "html", classes: tuple[str, ...] = ()) -> list[str]:
     tree = new_document("page")
     tree += parent
     parent += nodes.image("", uri="a.svg", classes=[*classes])
@@ -21,8 +21,8 @@ def shown(parent: nodes.Element, kind: str = "html", classes: tuple[str, ...] = 
 
 
 @pytest.mark.parametrize("parent", [nodes.section(), nodes.figure(), nodes.container(classes=["cell_output"])])
-def test_a_picture_by_itself_has_a_place_in_its_theme_that_keys_reach(parent: nodes.Element) -> None:
-    assert shown(parent) == ['<div class="picture only-dark" tabindex="0">', "image", "</div>"]
+def test_a_picture_by_itself_has_a_place_that_keys_reach(parent: nodes.Element) -> None:
+    assert shown(parent) == ['<div class="picture" tabindex="0">', "image", "</div>"]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,10 @@ def test_a_picture_by_itself_has_a_place_in_its_theme_that_keys_reach(parent: no
 )
 def test_another_picture_stays(parent: nodes.Element) -> None:
     assert shown(parent) == ["image"]
+
+
+def test_a_picture_for_one_theme_has_the_place_of_the_theme() -> None:
+    assert shown(nodes.section(), classes=("only-dark",)) == ["image"]
 
 
 def test_only_html_has_places() -> None:
