@@ -42,3 +42,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
   (table.closest(".pst-scrollable-table-container") ?? table).before(search);
   filter(table, "", count);
 }
+
+// Pictures that are wider than a telephone scroll: keys have to reach their places.
+for (const place of document.querySelectorAll(".bd-article section > div:is(.only-light, .only-dark)")) place.tabIndex = 0;

@@ -15,20 +15,19 @@ def give_places(app: Sphinx, tree: nodes.document, page: str) -> None:
     """Put every picture that stands by itself, in a figure or in an output, into its place.
 
     Pictures in a text, in a link and in a card keep the width that they have there. Live figures are drawn to measure.
+    The theme of the site gives a place to each picture of a pair for light and dark paper.
     """
     if app.builder.format != "html":
         return
     for image in [*tree.findall(nodes.image)]:
         if not isinstance(image.parent, nodes.TextElement) and not _has_its_width(image):
-            theme = [each for each in image["classes"] if each in ("only-light", "only-dark")]
-            opening = f'<div class="{" ".join(["picture", *theme])}" tabindex="0">'
-            image.replace_self([_html(opening), image.deepcopy(), _html("</div>")])
+            image.replace_self([_html('<div class="picture" tabindex="0">'), image.deepcopy(), _html("</div>")])
 
 
 def _has_its_width(node: nodes.Node) -> bool:
-    parent = node.parent
+    parent = node
     while isinstance(parent, nodes.Element):
-        if {"sd-card", "live", "picture"} & {*parent["classes"]} or "live-screens" in parent["ids"]:
+        if {"sd-card", "live", "only-light", "only-dark"} & {*parent["classes"]} or "live-screens" in parent["ids"]:
             return True
         parent = parent.parent
     return False

@@ -120,14 +120,20 @@ def test_the_glossary_has_the_words_of_other_programs_with_a_link_each() -> None
     assert [entry for entry in entries if not re.search(r"\]\(|\{py:obj\}", entry)] == []
 
 
-CLIPPED = """() => [...document.querySelectorAll('article pre')].filter((each) => each.scrollWidth > each.clientWidth)
-    .map((each) => each.textContent.slice(0, 60))"""
-WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CLIPPED = """() => [...document.querySelectorAll('article pre, article .pst-scrollable-table-container')]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.slice(0, 60))"""
+WIDE = """() => [document.documentElement, ...document.querySelectorAll('.bd-article-container')]
+    .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.scrollWidth)"""
+WITHOUT_KEYS = """() => [...document.querySelectorAll("article *")]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1
+    && /auto|scroll/.test(getComputedStyle(each).overflowX) && each.tabIndex < 0).map((each) => each.className)"""
+TOO_WIDE = {"guides/swapped-models.html"}
+"""Ten columns, with the names of classes."""
 HIDDEN = "() => document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 
 
 def opened(page: Page, name: str) -> Page:
-    page.goto((SITE / f"{name}.html").as_uri())
+    page.goto((SITE / name).as_uri())
     page.evaluate(HIDDEN)
     return page
 
@@ -135,10 +141,19 @@ def opened(page: Page, name: str) -> Page:
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="the site is not built; try: make docs")
-def test_the_built_pages_clip_no_code_at_a_desk_and_are_no_wider_than_a_phone(browser: Browser) -> None:
+def test_the_built_pages_clip_nothing_at_a_desk_and_are_no_wider_than_a_phone(browser: Browser) -> None:
+    """Code and tables fit at a desk. On a phone they scroll by themselves, and keys reach what scrolls."""
     desk, phone = (browser.new_page(viewport={"width": width, "height": 900}) for width in (1280, 390))
-    read = [name for name in PAGES if (SITE / f"{name}.html").is_file()]
-    assert [(name, found) for name in read if (found := opened(desk, name).evaluate(CLIPPED))] == []
-    assert [(name, found) for name in read if (found := opened(phone, name).evaluate(WIDE))] == []
+    built = [page.relative_to(SITE).as_posix() for page in sorted(SITE.rglob("*.html"))]
+    read = [name for name in built if not name.startswith(("_static/", "_sources/"))]
+    assert len(read) > 100
+    clipped = {name: found for name in read if (found := opened(desk, name).evaluate(CLIPPED))}
+    assert {name: found for name, found in clipped.items() if name not in TOO_WIDE} == {}
+    wide, without_keys = {}, {}
+    for name in read:
+        wide[name] = opened(phone, name).evaluate(WIDE)
+        without_keys[name] = phone.evaluate(WITHOUT_KEYS)
+    assert {name: found for name, found in wide.items() if found} == {}
+    assert {name: found for name, found in without_keys.items() if found} == {}
     desk.close()
     phone.close()
