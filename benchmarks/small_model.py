@@ -25,7 +25,7 @@ from locant.explore.models import (
     untrained_model,
 )
 from locant.lab.results import environment
-from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_off, update
+from locant.lab.text_learning import losses_in_windows, optimizer_of, schedule, split_held_out, update
 from locant.text import Tokenizer, Windows, sample_text
 
 STEPS, BATCH, HIGHEST = 2000, 16, 4e-3
@@ -36,7 +36,7 @@ def main(steps: int) -> None:
     torch.manual_seed(0)
     text = sample_text()
     tokenizer = Tokenizer.train(text, VOCAB_SIZE)
-    training, held_out = split_off(tokenizer.encode(text), LENGTH)
+    training, held_out = split_held_out(tokenizer.encode(text), LENGTH)
     model = untrained_model("nope", VOCAB_SIZE)
     encodings = {name: build_encoding(name) for name in ENCODINGS}
     modules = torch.nn.ModuleDict(encodings)
