@@ -357,7 +357,8 @@ int NAMED(locant_norm_rotate, VARIANT)(const char *packed) {
     if (!elements) return 0;
     int64_t threads = threads_for(elements, task->threads), items = divide(&all.work, threads);
     int64_t size = scratch_size(&all.norm.norm, task, GROUP);
-    if (allocate(&all.memory, &all.norm.norm, size, threads, task->dtype == FLOAT64, has_words(task) ? task->head_dim : 0)) return 1;
+    int64_t words = has_words(task) ? task->head_dim : 0;
+    if (allocate(&all.memory, &all.norm.norm, size, threads, task->dtype == FLOAT64, words)) return 1;
     share_out(items, threads, norm_block, &all);
     free(all.memory.all);
     return 0;
