@@ -98,5 +98,5 @@ def setup(app: Sphinx) -> None:
 
 def _spread(app: Sphinx, env: object, names: list[str]) -> None:
     """A process reads a chunk of neighbours: the notebooks that train models come into different chunks."""
-    count = len(make_chunks(names, app.parallel))
+    count = len(make_chunks(names, max(app.parallel, 1)))
     names[:] = [name for start in range(count) for name in names[start::count]]
