@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def engines(record: dict[str, Any] | None = None) -> str:
             lines.extend(
                 _row(
                     f"{' '.join([engine, *dict.fromkeys(row['version'] for row in rows)])} ({part['measured']})",
-                    [f"{row['subject']}: {difference(row)}{_own_day(row)}" for row in rows] + commands,
+                    _differences(rows) + commands,
                     [re.sub(ADDRESS, r"[source](\g<0>)", _without_test(each, commands)) for each in cannot],
                 )
             )
@@ -95,16 +96,42 @@ def engines(record: dict[str, Any] | None = None) -> str:
     return "\n".join([*lines, ":::", *late])
 
 
+SMALL, ALIKE = 1e-3, 3
+"""Differences below the first number are one line, if at least so many subjects begin with the same words."""
+
+
+def _differences(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each difference, and one for small differences of subjects that begin with the same words.
+
+    >>> sizes = {"table: linear": 0.0, "table: yarn": 2e-4, "table: ntk": 1e-4, "table: longrope": 15.7, "flags": 0.0}
+    >>> _differences([{"subject": each, "difference": size, "unit": "nats"} for each, size in sizes.items()])
+    ['table: longrope: 15.7 nats', 'flags: none', 'table (linear, yarn, ntk): at most 0.0002 nats']
+    """
+    alike = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+    for row in rows:
+        if row["difference"] < SMALL:
+            alike[row["subject"].partition(": ")[0], row["unit"] + _own_day(row)].append(row)
+    groups = {key: group for key, group in alike.items() if len(group) >= ALIKE}
+    joined = [id(row) for group in groups.values() for row in group]
+    lines = [f"{row['subject']}: {difference(row)}{_own_day(row)}" for row in rows if id(row) not in joined]
+    for (words, _), group in groups.items():
+        largest = max(group, key=lambda row: row["difference"])
+        names = ", ".join(row["subject"].partition(": ")[2] for row in group)
+        bound = "at most " if largest["difference"] else ""
+        lines.append(f"{words} ({names}): {bound}{difference(largest)}{_own_day(largest)}")
+    return lines
+
+
 def _without_test(statement: str, commands: Collection[str]) -> str:
     """Return a statement without the file of its test if a command beside it names that file.
 
     >>> _without_test("sing (tests/a.py)", ["`pytest tests/a.py`"]), _without_test("sing (tests/b.py)", ["`make b`"])
     ('sing', 'sing (`tests/b.py`)')
     """
-    told, _, file = statement.removesuffix(")").rpartition(" (")
-    if not told or file.startswith("https://"):
+    claim, _, file = statement.removesuffix(")").rpartition(" (")
+    if not claim or file.startswith("https://"):
         return statement
-    return told if f"`pytest {file}`" in commands else f"{told} (`{file}`)"
+    return claim if f"`pytest {file}`" in commands else f"{claim} (`{file}`)"
 
 
 def _own_day(row: dict[str, Any]) -> str:
