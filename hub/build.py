@@ -20,6 +20,7 @@ import re
 import shutil
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ __all__ = ["build"]
 
 HUB = Path(__file__).parent
 LOCANT = HUB.parent / "src" / "locant"
-NATIVE = ("rotary.c", "norm_rotary.c", "rotation.h", "norm_rows.h", "numbers.h", "sharing.h")
-"""The C sources of this kernel."""
+NATIVE = LOCANT / "kernels" / "native"
+PROGRAMS = ("rotary.c", "norm_rotary.c")
+"""The C programs of this kernel. The headers that they include are found."""
 TYPES_ALONE = "TYPE_CHECKING = False  # as type checkers know it without an import\nif TYPE_CHECKING:\n    \\1"
 BLANK = ("positions/__init__.py",)
 """Packages whose names are all of locant: here only their folder is wanted."""
@@ -106,8 +108,8 @@ def _standing_alone(text: str, name: str, identity: str) -> str:
 def _compile(folder: Path) -> bool:
     """Compile the C sources in their place; whether that was possible."""
     place = folder / "kernels" / "native"
-    for source in NATIVE:
-        shutil.copy(LOCANT / "kernels" / "native" / source, place)
+    for source in _with_headers(PROGRAMS):
+        shutil.copy(NATIVE / source, place)
     module = _load(place / "build.py")
     try:
         module.build()
@@ -115,6 +117,16 @@ def _compile(folder: Path) -> bool:
         sys.stderr.write(f"without C code: {error}\n")
         return False
     return True
+
+
+def _with_headers(names: Iterable[str]) -> set[str]:
+    """Return the names of C files and of all headers that they include, directly or not."""
+    found, waiting = set[str](), [*names]
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        waiting += {*re.findall(r'^#include "(.+)"', _read(NATIVE / name), flags=re.MULTILINE)} - found
+    return found
 
 
 def _load(path: Path) -> Any:

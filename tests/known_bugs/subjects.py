@@ -26,7 +26,8 @@ from locant import (
     XPos,
 )
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
-from locant.positions.base import reads_hidden_states
+from locant.positions.encodings.path import PaTH
+from locant.positions.encodings.selective_rope import SelectiveRoPE
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import KINDS, NTK, Linear, Resonance, Scaling
@@ -128,7 +129,7 @@ def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float3
 
 def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str, Tensor]:
     """What comes out of each of the three methods; a method that an encoding does not have hands its input through."""
-    if reads_hidden_states(encoding) and positions.axes == 1 and positions.document_or_none is None:
+    if isinstance(encoding, PaTH | SelectiveRoPE) and positions.start != 0 and positions.document_or_none is None:
         order = torch.arange(positions.seq_len, device=x.device)[None]  # no token is missing, whatever the indices are
         positions = dataclasses.replace(positions, order_or_none=order, start=None)
     positions = encoding.read(x.transpose(1, 2).flatten(2), positions)
