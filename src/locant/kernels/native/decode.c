@@ -277,6 +277,12 @@ static void read_queries(const Task *task, const Unit *unit, int64_t padded, flo
     }
 }
 
+/* Ask for rows that are read soon. Keys and values take turns, so the hardware prefetcher begins anew with every turn. */
+static void ask_for_rows(const char *rows, int64_t step, int64_t count, int64_t size) {
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t at = 0; at < size; at += CACHE_LINE) __builtin_prefetch(rows + j * step + at, 0, 2);
+}
+
 static void attend(const Plan *plan, const Unit *unit, int64_t chunk, float *part) {
     const Task *task = &plan->task;
     int64_t padded = (task->head_dim + LANES - 1) / LANES * LANES, rows = unit->rows;
@@ -289,7 +295,8 @@ static void attend(const Plan *plan, const Unit *unit, int64_t chunk, float *par
     for (int64_t r = 0; r < rows; r++) maxima[r] = -INFINITY;
     int64_t begin = plan->low + chunk * CHUNK, end = begin + CHUNK < plan->high ? begin + CHUNK : plan->high;
     for (; begin < end; begin += KEYS) {
-        int64_t count = end - begin < KEYS ? end - begin : KEYS;
+        int64_t count = end - begin < KEYS ? end - begin : KEYS, next = begin + count;
+        ask_for_rows(v + begin * task->v_step[SEQ], task->v_step[SEQ], count, task->value_dim * SIZE[task->dtype]);
         MULTIPLY[task->dtype](q, padded, k + begin * task->k_step[SEQ], task->k_step[SEQ], task->head_dim, count, rows,
                               scores);
         for (int64_t r = 0; r < rows; r++) {
@@ -298,6 +305,8 @@ static void attend(const Plan *plan, const Unit *unit, int64_t chunk, float *par
             if (factor != 1.0f)
                 for (int64_t d = 0; d < plan->padded; d++) part[r * plan->padded + d] *= factor;
         }
+        int64_t more = end - next < KEYS ? end - next : KEYS;
+        ask_for_rows(k + next * task->k_step[SEQ], task->k_step[SEQ], more, task->head_dim * SIZE[task->dtype]);
         ADD[task->dtype](scores, v + begin * task->v_step[SEQ], task->v_step[SEQ], task->value_dim, count, rows, part,
                          plan->padded);
     }

@@ -6,7 +6,7 @@
 #include "numbers.h"
 #include "sharing.h"
 
-enum { BLOCK_TOKENS = 64, BLOCK_ANGLES = 8192, BYTES_AHEAD = 4096, CACHE_LINE = 64 };
+enum { BLOCK_TOKENS = 64, BLOCK_ANGLES = 8192, BYTES_AHEAD = 4096 };
 enum { BATCH, HEAD, SEQ };
 
 /* q or k: the number of heads, and the steps in bytes along batch, heads and seq, for reading and for writing. */

@@ -15,7 +15,7 @@ int omp_get_thread_num(void);
 #define JOIN(a, b) a##_##b
 #define NAMED(a, b) JOIN(a, b)
 
-enum { ELEMENTS_PER_THREAD = 32768 };
+enum { ELEMENTS_PER_THREAD = 32768, CACHE_LINE = 64 };
 
 /* The number of threads, so few that each has work. A single token does not start threads. */
 static inline int64_t threads_for(int64_t elements, int64_t most) {
