@@ -88,6 +88,8 @@ def test_json_is_nothing_but_finite_json(run: Run) -> None:
 test_what_cannot_be_explained_is_one_line = refused(
     "explain",
     ("lama-3.1-8b", "'llama-3.1-8b', did you mean that?"),
+    ("/nowhere", "pass the path of a config.json"),
+    ("./lama-3.1-8b", "pass the path of a config.json"),
     ("text.txt", "text.txt, which is not valid JSON"),
     (".", "which holds no config.json"),
     ("gpt2 -o x.gif", "ending in .png, .svg, .pdf; try: x.png"),

@@ -11,7 +11,7 @@ import pytest
 
 import benchmarks.engines.__main__ as measuring
 from benchmarks.engines.__main__ import RESULTS, ROOT, Environment, NotMeasuredError, environments
-from docs.generator.records import difference, engines
+from docs.generator.records import SMALL, difference, engines
 
 RECORD: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
 ROWS: list[dict[str, Any]] = [row for part in RECORD.values() for row in part["rows"]]
@@ -32,16 +32,15 @@ def test_every_row_stands_in_the_table_with_its_version_and_command() -> None:
 
 
 def is_in_a_line_of_several(row: dict[str, Any], table: str) -> bool:
-    """Return whether a line names the row among others, with a small difference that is not below the row's (rounded)."""
+    """Return whether a line names the row among others, with a small difference that is not below the row's."""
     words, _, name = row["subject"].partition(": ")
     part = re.search(rf"\* - {re.escape(row['engine'])} .*?(?=\n\* - |\n:::)", table, flags=re.DOTALL)
     lines = re.findall(rf"- {re.escape(words)} \((.+)\): (?:none|at most (\S+) (.+))$", part[0], flags=re.MULTILINE)
+    size = float(f"{row['difference']:.2g}")  # as the page prints it
     return any(
-        name in names.split(", ")
-        and (float(size) >= 0.95 * row["difference"] and float(size) < 1e-3 and unit == row["unit"])
-        if size else name in names.split(", ") and row["difference"] == 0
-        for names, size, unit in lines
-    )  # fmt: skip
+        name in names.split(", ") and size <= float(bound or 0) < SMALL and unit == (row["unit"] if bound else "")
+        for names, bound, unit in lines
+    )
 
 
 def test_a_line_of_several_is_found_only_if_it_is_right() -> None:

@@ -178,8 +178,12 @@ def _preset(name: str) -> dict[str, Any]:
         from transformers import CONFIG_MAPPING
 
         architectures = [*CONFIG_MAPPING]
+    is_path = Path(name).is_absolute() or name.startswith((".", "~"))
     close = [
-        one for names in (all_presets, architectures) for one in difflib.get_close_matches(name.lower(), names, 1, 0.6)
+        one
+        for names in (all_presets, architectures)
+        for one in difflib.get_close_matches(name.lower(), names, 1, 0.6)
+        if not is_path
     ]
     other = ", an architecture of transformers" if architectures else ""
     got = f"got {name!r}, which is not a file, a folder{other} or one of the presets {', '.join(all_presets)}"

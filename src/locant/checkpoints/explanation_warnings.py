@@ -42,8 +42,9 @@ def encoding_warnings(
         rows = encoding.max_seq_len
         first = f", after {encoding.offset} rows that are not positions" if encoding.offset else ""
         yield (
-            f"the table ends at position {rows - 1:,}{first}: later positions are errors. Learned.resize interpolates "
-            "the table for longer sequences, and the model then needs some training. A scaling does not apply"
+            f"the table ends at position {rows - 1:,}{first}: later positions raise an error. Learned.resize "
+            "interpolates the table for longer sequences, and the model then needs some training. A scaling does not "
+            "apply"
         )
     messages = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
     yield from filter(None, messages)

@@ -255,7 +255,7 @@ def _require_method(method: Method, encoding: PositionEncoding | None, reads: bo
     name = type(encoding).__name__
     if encoding is not None and has_pair_sets(encoding):
         got = f"got {name}, whose scores depend on the tokens between a query and a key, which other ranks hold"
-        raise LocantError(got, "locant.attend on one rank, with ranks that hold other rows or other heads")
+        raise LocantError(got, "call locant.attend on whole rows, and give the ranks different rows or different heads")
     if method == "ring" and encoding is not None and encoding.needs_all_keys:
         got = f"got {name} with method='ring', which processes one shard of the keys at a time, but {name} needs all"
         raise LocantError(got, "method='gather', or method='ulysses'")

@@ -152,7 +152,7 @@ class PaTH(PositionEncoding):
         if self.convolution and (past is None or not past.seq_len):
             require_earlier_tokens(
                 positions, "the convolution of PaTH", of_cache="past=cache.positions",
-                of_shard="locant.attend on one rank, with ranks that hold other rows or other heads",
+                of_shard="read whole rows, and give the ranks different rows or different heads",
             )  # fmt: skip
         rows, dtype = positions.expand(x.shape[0]), bias_dtype(x)
         with _without_autocast(x):
